@@ -12,24 +12,31 @@ from contextlib import chdir
 from cluster import BUILD, cluster, expect_error, main, with_library
 
 with_library()
-import thc
+import library
+import memory_kinds
+import raw
+import tensorhub as th
+from tensorhub import _abi
 
 HUGE = 1 << 62
-NO_MEMORY_FD = 1 << 3
 
 
-def opened(cl, replica, **kwargs):
-    return thc.Shard("m", replica, agent=cl.agents["a"].runtime, **kwargs)
+def opened(cl, replica, **options):
+    return library.opened(cl.agents["a"], replica, **options)
+
+
+def tensor(memory, nbytes, at=0):
+    return memory_kinds.Tensor(memory, [nbytes], at=at)
 
 
 def names(error, *words):
     for word in words:
-        assert word in error.text, f"{word!r} is not in: {error.text}"
+        assert word in str(error), f"{word!r} is not in: {error}"
 
 
 def open_arguments():
     with cluster() as cl:
-        agent = cl.agent("a").runtime
+        agent = cl.agent("a")
         for kwargs, word in (
             (dict(model=""), "model"),
             (dict(model="x" * 256), "model"),
@@ -37,20 +44,17 @@ def open_arguments():
             (dict(replica=""), "replica"),
             (dict(num_shards=0), "num_shards"),
             (dict(shard=1, num_shards=1), "shard"),
-            (dict(flags=1 << 30), "flags"),
             (dict(retain="latest,nonsense"), "retain"),
         ):
-            args = {"model": "m", "replica": "r", "agent": agent, **kwargs}
-            names(expect_error("INVALID", thc.Shard, **args), word)
-        handle = c.c_void_p()
-        opts = thc.OpenOpts(struct_size=0, model=b"m", replica=b"r", num_shards=1)
-        assert thc.lib.thc_open(c.byref(opts), 1000, c.byref(handle)) == thc.CODES["INVALID"]
-        assert b"struct_size" in thc.lib.thc_errmsg()
-        assert thc.lib.thc_open(None, 1000, c.byref(handle)) == thc.CODES["INVALID"]
+            args = {"model": "m", "replica": "r", "agent": agent.runtime, **kwargs}
+            names(expect_error("INVALID", th.open, **args), word)
+        for wrong in ({"struct_size": 0}, {"flags": 1 << 30}):
+            names(expect_error("INVALID", raw.open_with, agent, **wrong), *wrong)
+        assert _abi.lib.thc_open(None, 1000, c.byref(c.c_void_p())) == th.Invalid.code
 
 
 def null_handles():
-    lib, bad = thc.lib, thc.CODES["INVALID"]
+    lib, bad = _abi.lib, th.Invalid.code
     assert lib.thc_close(None, 0, 0) == bad
     assert lib.thc_register(None, None, 0, 0, 0) == bad
     assert lib.thc_unregister(None, 0) == bad
@@ -68,13 +72,13 @@ def null_handles():
 def tensors():
     with cluster() as cl:
         cl.agent("a")
-        memory = thc.Memory(1 << 20)
+        memory = memory_kinds.Allocated(1 << 20)
         shard = opened(cl, "r")
         base = memory.address
-        t = thc.tensor
+        t = raw.row
 
         def bad(code, rows, *words):
-            names(expect_error(code, shard.register, rows), *words)
+            names(expect_error(code, raw.register, shard, rows), *words)
 
         bad("INVALID", [t("x", base, [100]), t("y", base + 50, [100])], "x", "y")
         bad("INVALID", [t("x", base, [100]), t("x", base + 200, [100])], "x")
@@ -97,33 +101,27 @@ def tensors():
         gpu.device = 0
         # Without CUDA; where there is one, this process has not begun with it.
         try:
-            shard.register([gpu])
+            raw.register(shard, [gpu])
             raise AssertionError("host memory was taken for a GPU's")
-        except thc.ThcError as e:
+        except th.Error as e:
             assert e.name in ("MEMORY_KIND", "INVALID"), e
             names(e, "'gpu'", "GPU 0")
         bad("MEMORY_KIND", [t("behind", base + memory.bytes - 50, [100])], "behind")
         bad("INVALID", [t("unmapped", 4096, [100])], "unmapped", "0x1000")
         private = c.create_string_buffer(100)
-        discreet = opened(cl, "discreet", flags=NO_MEMORY_FD)
+        discreet = opened(cl, "discreet", no_memory_fd=True)
         row = t("private", c.addressof(private), [100])
-        error = expect_error("MEMORY_KIND", discreet.register, [row])
+        error = expect_error("MEMORY_KIND", raw.register, discreet, [row])
         names(error, "private", "THC_NO_MEMORY_FD", "thc_alloc")
         discreet.close()
         # After all that the handle works: ties and empty tensors too.
-        shard.register(
-            [
-                t("a", base, [100]),
-                t("tied", base, [100]),
-                t("empty", None, [0]),
-                t("scalar", base + 200, []),
-            ]
-        )
+        rows = {"a": tensor(memory, 100), "tied": tensor(memory, 100), "empty": tensor(memory, 0)}
+        rows["scalar"] = memory_kinds.Tensor(memory, [], at=200)
+        shard.register(rows)
         expect_error("STATE", memory.free)
-        expect_error("STATE", shard.register, [t("a", base, [100])])
+        expect_error("STATE", shard.register, {"a": tensor(memory, 100)})
         shard.publish(1)
-        rows = shard.manifest("latest")["tensors"]
-        assert {r[0] for r in rows} == {"a", "tied", "empty", "scalar"}, rows
+        assert shard.manifest("latest").tensors.keys() == rows.keys()
         expect_error("STATE", shard.unregister)
         shard.unpublish()
         shard.unregister()
@@ -134,15 +132,10 @@ def tensors():
 def a_tensor_missing_at_the_source_is_named():
     with cluster() as cl:
         cl.agent("a")
-        memory = thc.Memory(1 << 20)
+        memory = memory_kinds.Allocated(1 << 20)
         source, reader = opened(cl, "source"), opened(cl, "reader")
-        source.register([thc.tensor("a", memory.address, [100])])
-        reader.register(
-            [
-                thc.tensor("a", memory.address + 1000, [100]),
-                thc.tensor("only.here", memory.address + 2000, [10]),
-            ]
-        )
+        source.register({"a": tensor(memory, 100)})
+        reader.register({"a": tensor(memory, 100, 1000), "only.here": tensor(memory, 10, 2000)})
         source.publish(1)
         names(expect_error("LAYOUT", reader.replicate, "1"), "only.here")
         reader.close()
@@ -152,13 +145,13 @@ def a_tensor_missing_at_the_source_is_named():
 def a_published_range_is_no_destination():
     with cluster() as cl:
         cl.agent("a")
-        memory = thc.Memory(1 << 20)
+        memory = memory_kinds.Allocated(1 << 20)
         source, reader = opened(cl, "source"), opened(cl, "reader")
-        source.register([thc.tensor("a", memory.address, [1000])])
+        source.register({"a": tensor(memory, 1000)})
         source.publish(1)
 
         def overlap():
-            reader.register([thc.tensor("a", memory.address + 500, [1000])])
+            reader.register({"a": tensor(memory, 1000, 500)})
             reader.replicate("1")
 
         expect_error("INVALID", overlap)
@@ -169,7 +162,7 @@ def a_published_range_is_no_destination():
 def versions():
     with cluster() as cl:
         cl.agent("a")
-        memory = thc.Memory(4096)
+        memory = memory_kinds.Allocated(4096)
         shard = opened(cl, "r")
         for spec in (
             "",
@@ -184,16 +177,16 @@ def versions():
         ):
             names(expect_error("INVALID", shard.update, spec), "version")
         expect_error("STATE", shard.publish, 1)
-        shard.register([thc.tensor("a", memory.address, [100])])
-        names(expect_error("INVALID", shard.publish, thc.NO_VERSION), "version")
+        shard.register({"a": tensor(memory, 100)})
+        names(expect_error("INVALID", shard.publish, _abi.NO_VERSION), "version")
         expect_error("STATE", shard.unpublish)
         expect_error("TIMEOUT", shard.replicate, "5", timeout=0)
-        assert shard.held() is None
+        assert shard.held is None
         shard.publish(2)
         other = opened(cl, "other")
-        other.register([thc.tensor("b", memory.address + 1000, [100])])
+        other.register({"b": tensor(memory, 100, 1000)})
         expect_error("VERSION_CONFLICT", other.publish, 2)
-        assert other.held() is None
+        assert other.held is None
         shard.close()
         other.close()
 
@@ -201,25 +194,23 @@ def versions():
 def imported_memory():
     with cluster() as cl:
         cl.agent("a")
-        lib = thc.lib
+        lib = _abi.lib
         fd = os.memfd_create("mine", os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, 1 << 20)
         shared = mmap.mmap(fd, 1 << 20)
         address = c.addressof(c.c_char.from_buffer(shared))
-        thc.call("thc_import", address, 1 << 20, fd, 0)
+        _abi.call("thc_import", address, 1 << 20, fd, 0)
         shard = opened(cl, "r")
-        shard.register([thc.tensor("a", address, [1 << 20])])
-        path = c.create_string_buffer(200)
-        thc.call("thc_memory_path", shard.handle, b"a", path, 200)
-        assert path.value.startswith(b"direct"), path.value
-        assert lib.thc_forget(address) == thc.CODES["STATE"], "while registered"
+        shard.register({"a": shared})
+        assert shard.memory_path("a").startswith("direct"), shard.memory_path("a")
+        assert lib.thc_forget(address) == th.State.code, "while registered"
         shard.publish(1)
         shard.close()
-        thc.call("thc_forget", address)
-        assert lib.thc_forget(address) == thc.CODES["INVALID"]
+        _abi.call("thc_forget", address)
+        assert lib.thc_forget(address) == th.Invalid.code
         assert lib.thc_import(address, 1 << 20, 9999, 0) < 0
         assert (
-            lib.thc_import(address, 2 << 20, fd, 0) == thc.CODES["INVALID"]
+            lib.thc_import(address, 2 << 20, fd, 0) == th.Invalid.code
         ), "larger than the file"
         os.close(fd)
 
@@ -262,11 +253,11 @@ def a_runtime_folder_by_a_relative_name():
             status = cl.thctl("-o", "json", "status", agent="a", check=False)
             assert json.loads(status.stdout)["node"] == "a", status
             os.environ["THC_AGENT"] = "a"
-            shard, other = thc.Shard("m", "r"), thc.Shard("m", "s", agent="./a")
+            shard, other = th.open("m", replica="r"), th.open("m", replica="s", agent="./a")
             del os.environ["THC_AGENT"]
         for each in (shard, other):
-            memory = thc.Memory(4096)
-            each.register([thc.tensor("a", memory.address, [100])])
+            memory = memory_kinds.Allocated(4096)
+            each.register({"a": tensor(memory, 100)}, timeout=20)
             each.close()
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The asynchronous form as a program with a loop of its own uses it: this script is the worker.
 thc_fd in asyncio and in epoll by level and by edge, beside threads that block in the same handle;
-cancel before and after GO; operations that are freed or outlive their handle; 64 shards in one
+cancel before and after GO; operations that are dropped or outlive their handle; 64 shards in one
 thread."""
 
 import asyncio
@@ -15,9 +15,11 @@ import cluster
 cluster.with_library()
 
 import content
+import library
 import memory_kinds
-import thc
+import raw
 from cluster import expect_error, main, wait_for
+from tensorhub import Error, Event
 
 SECONDS = 60  # nothing here takes long; a wake-up that is lost takes for ever
 SIZE = 200_000
@@ -27,15 +29,9 @@ class Member:
     """A shard with its memory."""
 
     def __init__(self, agent, size=SIZE, **opts):
-        self.shard = thc.Shard(agent=agent.runtime, model="m", **opts)
-        rows = content.layout(size)
-        self.memory = memory_kinds.wanted(sum(n for _, n in rows))
-        device = self.memory.device
-        at, tensors = 0, []
-        for name, nbytes in rows:
-            tensors.append(thc.tensor(name, self.memory.address + at, [nbytes], device=device))
-            at += nbytes
-        self.shard.register(tensors)
+        self.shard = library.opened(agent, **opts)
+        self.memory = memory_kinds.wanted(size)
+        self.shard.register(memory_kinds.tensors(self.memory))
 
     def fill(self, seed):
         data = content.content(seed, self.memory.bytes)
@@ -59,27 +55,19 @@ class Looped:
 
     def __init__(self, member):
         self.shard, self.events, self.running = member.shard, 0, {}
-        asyncio.get_running_loop().add_reader(self.shard.fd(), self.look)
+        asyncio.get_running_loop().add_reader(self.shard, self.look)
 
     def look(self):
         self.events |= self.shard.events()
         for op, future in list(self.running.items()):
-            try:
-                if op.done():
-                    self.end(op, future).set_result(op.wait(0))
-            except thc.ThcError as e:
-                self.end(op, future).set_exception(e)
-
-    def end(self, op, future):
-        del self.running[op]
-        return future
+            if op.done():
+                del self.running[op]
+                future.set_result(None)
 
     async def run(self, op):
         self.running[op] = asyncio.get_running_loop().create_future()
-        try:
-            return await asyncio.wait_for(self.running[op], SECONDS)
-        finally:
-            op.free()
+        await asyncio.wait_for(self.running[op], SECONDS)
+        return op.result(0)
 
 
 def an_asyncio_loop_beside_threads_that_block():
@@ -93,9 +81,7 @@ def an_asyncio_loop_beside_threads_that_block():
         def sit(shard):
             try:
                 while not stop.is_set():
-                    shard.wait(
-                        lambda listing: stop.is_set() or (0, steps) in listing["versions"], SECONDS
-                    )
+                    raw.wait(shard, lambda listing: stop.is_set() or steps in listing, SECONDS)
             except Exception as e:
                 problems.append(e)
 
@@ -103,23 +89,21 @@ def an_asyncio_loop_beside_threads_that_block():
 
         async def loop():
             t, r = Looped(trainer), Looped(rollout)
-            changes = rollout.shard.watch_submit(rollout.shard.list()["generation"])
             for version in range(1, steps + 1):
                 want = trainer.fill(version)
-                await t.run(trainer.shard.publish_submit(version))
-                submit = rollout.shard.update_submit
+                await t.run(trainer.shard.publish_async(version))
+                begin = rollout.shard.update_async
                 if version == 1:
-                    await r.run(changes)
-                    submit = rollout.shard.replicate_submit
-                result = await r.run(submit("latest"))
-                assert (result["version"], result["updated"]) == (version, 1), result
+                    begin = rollout.shard.replicate_async
+                result = await r.run(begin("latest"))
+                assert (result.version, result.updated) == (version, True), result
                 assert rollout.digest() == want, version
                 if version == steps:
                     stop.set()
-                await t.run(trainer.shard.unpublish_submit())
+                await t.run(trainer.shard.unpublish_async())
             assert t.events == r.events == 0
             for m in (trainer, rollout):
-                asyncio.get_running_loop().remove_reader(m.shard.fd())
+                asyncio.get_running_loop().remove_reader(m.shard)
 
         for thread in threads:
             thread.start()
@@ -135,11 +119,11 @@ def an_asyncio_loop_beside_threads_that_block():
 def collect(op, shard):
     """The end of an operation, learnt from thc_fd alone."""
     poll = select.poll()
-    poll.register(shard.fd(), select.POLLIN)
+    poll.register(shard, select.POLLIN)
     while not op.done():
         assert poll.poll(SECONDS * 1000), "no wake-up"
         shard.events()
-    return op.wait(0)
+    return op.result(0)
 
 
 def a_cancel_before_go_changes_nothing():
@@ -149,41 +133,36 @@ def a_cancel_before_go_changes_nothing():
         trainers, readers = members(a, "trainer", 2), members(b, "rollout", 2)
         for version in (1, 2):
             want = [m.fill(f"{version}.{i}") for i, m in enumerate(trainers)]
-            ops = [m.shard.publish_submit(version) for m in trainers]
+            ops = [m.shard.publish_async(version) for m in trainers]
             for m, op in zip(trainers, ops):
                 collect(op, m.shard)
-                op.free()
             if version == 2:
                 break
-            ops = [m.shard.replicate_submit("1") for m in readers]
+            ops = [m.shard.replicate_async("1") for m in readers]
             for m, op in zip(readers, ops):
-                assert collect(op, m.shard)["version"] == 1
-                op.free()
-            ops = [m.shard.unpublish_submit() for m in trainers]
+                assert collect(op, m.shard).version == 1
+            ops = [m.shard.unpublish_async() for m in trainers]
             for m, op in zip(trainers, ops):
                 collect(op, m.shard)
-                op.free()
         first, second = readers
-        op = first.shard.update_submit("2")
-        assert op.done() == 0 and op.progress() == (0, 0)
+        op = first.shard.update_async("2")
+        assert not op.done() and op.progress == (0, 0)
         said = f" (pid {os.getpid()}) has not called it"
-        wait_for(lambda: (op.waits() or "").endswith(said), SECONDS, "what it waits for")
-        assert op.waits().startswith("shard 1 on node "), op.waits()
+        wait_for(lambda: op._waits().endswith(said), SECONDS, "what it waits for")
+        assert op._waits().startswith(": shard 1 on node "), op._waits()
         op.cancel()
         e = expect_error("CANCELLED", collect, op, first.shard)
-        assert "cancelled" in e.text, e.text
+        assert "cancelled" in str(e), e
         op.cancel()  # it has ended: nothing is asked
-        op.free()
-        assert first.shard.held() == (0, 1)
+        assert first.shard.held == (0, 1)
         assert first.digest() == content.digest(content.content("1.0", first.memory.bytes))
         # The operation has ended for all: also for the member that calls it now.
         expect_error("CANCELLED", second.shard.update, "2")
-        assert second.shard.held() == (0, 1)
-        ops = [m.shard.update_submit("2") for m in readers]
+        assert second.shard.held == (0, 1)
+        ops = [m.shard.update_async("2") for m in readers]
         for m, op, digest in zip(readers, ops, want):
-            assert collect(op, m.shard)["version"] == 2
+            assert collect(op, m.shard).version == 2
             assert m.digest() == digest
-            op.free()
         for m in readers + trainers:
             m.close()
 
@@ -195,19 +174,18 @@ def a_cancel_after_go_leaves_the_real_outcome():
         rollout = Member(c.agent("b"), replica="rollout", size=size)
         want = trainer.fill(1)
         trainer.shard.publish(1)
-        op = rollout.shard.replicate_submit("1")
-        assert op.progress()[0] <= size
-        wait_for(lambda: op.progress()[0] > 0, SECONDS, "bytes")
+        op = rollout.shard.replicate_async("1")
+        assert op.progress[0] <= size
+        wait_for(lambda: op.progress[0] > 0, SECONDS, "bytes")
         op.cancel()
-        assert collect(op, rollout.shard)["version"] == 1
-        assert op.progress() == (rollout.memory.bytes, rollout.memory.bytes)
+        assert collect(op, rollout.shard).version == 1
+        assert op.progress == (rollout.memory.bytes, rollout.memory.bytes)
         assert rollout.digest() == want
-        op.free()
         rollout.close()
         trainer.close()
 
 
-def a_freed_operation_is_cancelled_and_one_outlives_its_handle():
+def a_dropped_operation_is_cancelled_and_one_outlives_its_handle():
     with cluster.cluster() as c:
         a = c.agent("a")
         m = Member(a, replica="r")
@@ -216,63 +194,58 @@ def a_freed_operation_is_cancelled_and_one_outlives_its_handle():
             try:
                 m.shard.publish(7)
                 return True
-            except thc.ThcError as e:
+            except Error as e:
                 assert e.name == "STATE", e
                 return False
 
-        op = m.shard.replicate_submit("5", None)  # there is no such version: it waits
-        expect_error("STATE", m.shard.update_submit, "latest")
-        op.free()
-        wait_for(again, SECONDS, "the end of the freed operation")
-        op = m.shard.unpublish_submit()
+        op = m.shard.replicate_async("5", timeout=None)  # there is no such version: it waits
+        expect_error("STATE", m.shard.update_async, "latest")
+        op = None
+        wait_for(again, SECONDS, "the end of the operation that was dropped")
+        op = m.shard.unpublish_async()
         collect(op, m.shard)
-        op.free()
-        # A finished one that nobody looked at is freed as well.
-        op = m.shard.publish_submit(8)
+        # And a finished one that nobody looked at.
+        op = m.shard.publish_async(8)
         poll = select.poll()
-        poll.register(m.shard.fd(), select.POLLIN)
+        poll.register(m.shard, select.POLLIN)
         assert poll.poll(SECONDS * 1000)
-        wait_for(lambda: m.shard.held() == (0, 8), SECONDS, "the publish")
-        op.free()
+        wait_for(lambda: m.shard.held == (0, 8), SECONDS, "the publish")
+        op = None
         m.shard.unpublish()
-        op = m.shard.replicate_submit("5", None)
+        op = m.shard.replicate_async("5", timeout=None)
         m.close()
-        expect_error("CANCELLED", op.done)
-        expect_error("CANCELLED", op.wait, None)
-        assert op.progress() == (0, 0)
+        assert op.done()
+        expect_error("CANCELLED", op.result, None)
+        assert op.progress == (0, 0)
         op.cancel()
-        op.free()
 
 
 def a_deadline_is_the_operations_own():
     with cluster.cluster() as c:
         a = c.agent("a")
         m = Member(a, replica="r")
-        op = m.shard.replicate_submit("5", 0.2)
+        op = m.shard.replicate_async("5", timeout=0.2)
         expect_error("TIMEOUT", collect, op, m.shard)
-        op.free()
-        op = m.shard.replicate_submit("5", None)
-        expect_error("TIMEOUT", op.wait, 0.1)  # of the call: it runs on
-        assert op.done() == 0
+        op = m.shard.replicate_async("5", timeout=None)
+        expect_error("TIMEOUT", op.result, 0.1)  # of the call: it runs on
+        assert not op.done()
         op.cancel()
         expect_error("CANCELLED", collect, op, m.shard)
-        op.free()
         a.signal(signal.SIGSTOP)
-        op = m.shard.publish_submit(1, 1)
-        expect_error("UNKNOWN", op.wait, None)
-        assert op.done() == 0
-        e = expect_error("STATE", m.shard.publish_submit, 2)
-        assert "thc_resolve" in e.text, e.text
+        op = m.shard.publish_async(1, timeout=1)
+        expect_error("UNKNOWN", op.result, None)
+        assert not op.done()
+        e = expect_error("STATE", m.shard.publish_async, 2)
+        assert "thc_resolve" in str(e), e
         a.signal(signal.SIGCONT)
         try:
             collect(op, m.shard)
             held = (0, 1)
-        except thc.ThcError as e:
+        except Error as e:
             # The agent counts as well, from when it takes the operation.
             assert e.name == "TIMEOUT", e
             held = None
-        op.free()
-        assert m.shard.held() == held
+        assert m.shard.held == held
         m.close()
 
 
@@ -286,22 +259,22 @@ def an_event_wakes_the_loop_while_others_block():
 
         def sit():
             try:
-                stay.shard.wait(lambda _: stop.is_set(), 2 * SECONDS)
+                raw.wait(stay.shard, lambda _: stop.is_set(), 2 * SECONDS)
                 ends.append("ok")
-            except thc.ThcError as e:
+            except Error as e:
                 ends.append(e.name)
 
         thread = threading.Thread(target=sit)
         thread.start()
         epoll = select.epoll()
-        epoll.register(stay.shard.fd(), select.EPOLLIN | select.EPOLLET)
+        epoll.register(stay.shard, select.EPOLLIN | select.EPOLLET)
         other = Member(a, replica="other")
         go.close()
         seen = 0
         while not seen:
             assert epoll.poll(SECONDS), "no wake-up"
             seen |= stay.shard.events()
-        assert seen == 8, seen  # THC_EV_GROUP_BROKEN
+        assert seen == Event.GROUP_BROKEN, seen
         assert stay.shard.events() == 0
         stop.set()
         other.shard.publish(1)  # a change that the waiting thread sees
@@ -319,7 +292,7 @@ class Driver:
     def __init__(self, all_members):
         self.epoll, self.by_fd, self.running = select.epoll(), {}, {}
         for i, m in enumerate(all_members):
-            fd = m.shard.fd()
+            fd = m.shard.fileno()
             self.by_fd[fd] = m
             self.epoll.register(fd, select.EPOLLIN | (select.EPOLLET if i % 2 else 0))
 
@@ -340,8 +313,7 @@ class Driver:
         assert m.shard.events() == 0
         if m in self.running and self.running[m].done():
             op = self.running.pop(m)
-            results[m] = op.wait(0)
-            op.free()
+            results[m] = op.result(0)
 
 
 def sixty_four_shards_in_one_thread():
@@ -354,17 +326,17 @@ def sixty_four_shards_in_one_thread():
         driver = Driver(trainers + readers)
         for version in range(1, 5):
             want = [m.fill(f"{version}.{i}") for i, m in enumerate(trainers)]
-            driver.run({m: m.shard.publish_submit(version) for m in trainers})
+            driver.run({m: m.shard.publish_async(version) for m in trainers})
             if version == 1:
-                ops = {m: m.shard.replicate_submit("latest") for m in readers}
+                ops = {m: m.shard.replicate_async("latest") for m in readers}
             else:
-                ops = {m: m.shard.update_submit("latest") for m in readers}
+                ops = {m: m.shard.update_async("latest") for m in readers}
             results = driver.run(ops)
-            assert {r["version"] for r in results.values()} == {version}
+            assert {r.version for r in results.values()} == {version}
             for group in groups[1:]:
                 assert [m.digest() for m in group] == want, version
-            driver.run({m: m.shard.unpublish_submit() for m in trainers})
-        driver.run({m: m.shard.unpublish_submit() for m in readers})
+            driver.run({m: m.shard.unpublish_async() for m in trainers})
+        driver.run({m: m.shard.unpublish_async() for m in readers})
         driver.epoll.close()
         for group in groups:
             for m in group:
@@ -376,7 +348,7 @@ if __name__ == "__main__":
         an_asyncio_loop_beside_threads_that_block,
         a_cancel_before_go_changes_nothing,
         a_cancel_after_go_leaves_the_real_outcome,
-        a_freed_operation_is_cancelled_and_one_outlives_its_handle,
+        a_dropped_operation_is_cancelled_and_one_outlives_its_handle,
         a_deadline_is_the_operations_own,
         an_event_wakes_the_loop_while_others_block,
         sixty_four_shards_in_one_thread,

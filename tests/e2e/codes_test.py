@@ -2,7 +2,6 @@
 """The contract with real daemons: every call succeeds, what is not built says so by name, and codes
 that no other script brings about."""
 
-import ctypes as c
 import json
 import os
 import signal
@@ -18,7 +17,7 @@ import raw
 import tensorhub as th
 from tensorhub import _abi, dtypes
 
-lib, call = _abi.lib, _abi.call
+lib = _abi.lib
 
 
 def opened(cl, agent, replica, model="m", **options):
@@ -65,10 +64,10 @@ def every_call_succeeds():
         assert reader.wait(lambda listing: 2 in listing)
         assert reader.list(group=True)[2] == {"source", "reader"}
         reader.unpublish()
-        call("thc_replicate", reader._shard, b"2", 20_000, None)
-        call("thc_unpublish", source._shard, 0, 20_000)
-        call("thc_publish", source._shard, 3, 20_000)
-        call("thc_update", reader._shard, b"3", 20_000, None)
+        raw.inside(reader, "replicate", "2")
+        raw.inside(source, "unpublish", 0)
+        raw.inside(source, "publish", 3)
+        raw.inside(reader, "update", "3")
         assert reader.version == 3
         reader.unpublish()
         reader.unregister()
@@ -76,7 +75,7 @@ def every_call_succeeds():
         reader.close()
         source.close()
         memory.free()
-        call("thc_free", None)
+        _abi.call("thc_free", None)
 
 
 def an_unknown_outcome_is_resolved():

@@ -4,7 +4,6 @@ blocks while an agent uses it: the code, a sentence, and an agent that lives. Wi
 between it and the host's kinds, and what is not about the host's."""
 
 import contextlib
-import ctypes as c
 import os
 import shutil
 import signal
@@ -15,13 +14,12 @@ with_library()
 import content
 import fuse
 import gpus
+import library
 import memory_kinds as kinds
-import thc
+import tensorhub as th
 
 SIZE = (32 if LONG else 6) << 20
 MANY = 100_000
-NO_MEMORY_FD = 1 << 3
-EV_CONTRACT = 4
 PAGE = kinds.PAGE
 
 # kind: how it is made, what thc_memory_path begins with, whether private memory must be given away
@@ -34,17 +32,8 @@ KINDS = {
 }
 
 
-def opened(cl, agent, replica, model="m", **kwargs):
-    return thc.Shard(model, replica, agent=cl.agents[agent].runtime, **kwargs)
-
-
-def rows(memory):
-    """All of memory as tensors: small ones, odd ones, an empty one."""
-    at, tensors = 0, []
-    for name, nbytes in content.layout(memory.bytes):
-        tensors.append(thc.tensor(name, memory.address + at, [nbytes], device=memory.device))
-        at += nbytes
-    return tensors
+def opened(cl, agent, replica, model="m", **options):
+    return library.opened(cl.agents[agent], replica, model, **options)
 
 
 def fill(memory, seed):
@@ -55,12 +44,6 @@ def fill(memory, seed):
 
 def digest(memory):
     return content.digest(memory.read(0, memory.bytes))
-
-
-def path(shard, tensor):
-    text = c.create_string_buffer(300)
-    thc.call("thc_memory_path", shard.handle, tensor.encode(), text, 300)
-    return text.value.decode()
 
 
 def alive(cl):
@@ -76,7 +59,7 @@ def pair(cl, make, agents=("a", "b"), model="m", size=SIZE):
     for replica, agent in zip(("source", "reader"), agents):
         memory = make(size)
         shard = opened(cl, agent, replica, model)
-        shard.register(rows(memory))
+        shard.register(kinds.tensors(memory))
         out.append((shard, memory))
     return out
 
@@ -93,18 +76,19 @@ def every_kind_at_both_ends():
             table["disk"] = (kinds.file_in(cl.dir), "copy (no file that lies in memory", True)
         for name, (make, text, private) in table.items():
             source, near, far = (make(SIZE) for _ in range(3))
-            flags = 0 if private else NO_MEMORY_FD
+            how = {"no_memory_fd": not private}
             shards = []
             for memory, agent in ((source, "a"), (near, "a"), (far, "b")):
-                shard = opened(cl, agent, f"r{len(shards)}", name, flags=flags)
-                shard.register(rows(memory))
-                assert path(shard, "layer.0.weight").startswith(text), path(shard, "scalar")
+                shard = opened(cl, agent, f"r{len(shards)}", name, **how)
+                shard.register(kinds.tensors(memory))
+                path = shard.memory_path("layer.0.weight")
+                assert path.startswith(text), path
                 shards.append(shard)
             want = fill(source, name)
             shards[0].publish(1)
             for shard, memory, transport in ((shards[2], far, "tcp"), (shards[1], near, "local")):
                 result = shard.replicate("1")
-                assert result["transport"] == transport, (name, result)
+                assert result.transport == transport, (name, result)
                 assert digest(memory) == want, (name, transport)
             # And a second version over the first.
             for shard in shards:
@@ -113,7 +97,7 @@ def every_kind_at_both_ends():
             want = digest(source)
             shards[0].publish(2)
             result = shards[2].update()
-            assert result["updated"] == 1, (name, result)
+            assert result, (name, result)
             assert digest(far) == want, name
             for shard in reversed(shards):
                 shard.close()
@@ -141,7 +125,7 @@ def what_is_published_is_mapped_for_reading():
         for replica, agent in (("trainer", "a"), ("far", "b")):
             memory = kinds.sealed(SIZE)
             shard = opened(cl, agent, replica)
-            shard.register(rows(memory))
+            shard.register(kinds.tensors(memory))
             shards.append(shard)
             memories.append(memory)
         trainer, far = shards
@@ -165,9 +149,9 @@ def what_is_published_is_mapped_for_reading():
         # A reader within the host has a session of its own: what is beside it stays as it is.
         near = kinds.sealed(SIZE)
         reader = opened(cl, "b", "near")
-        reader.register(rows(near))
+        reader.register(kinds.tensors(near))
         assert rights(b) == {"r--s"}, rights(b)
-        assert reader.replicate("2")["transport"] == "local"
+        assert reader.replicate("2").transport == "local"
         assert digest(near) == want
         assert rights(b) == {"r--s", "rw-s"}, rights(b)
         for shard in (reader, trainer, far):
@@ -183,7 +167,7 @@ def from_one_kind_to_another():
         cl.agent("b")
         source = kinds.read_only(SIZE)
         shard = opened(cl, "a", "source")
-        shard.register(rows(source))
+        shard.register(kinds.tensors(source))
         want = fill(source, 3)
         shard.publish(1)
         held = []
@@ -193,7 +177,7 @@ def from_one_kind_to_another():
         for name, make in others.items():
             memory = make(SIZE)
             reader = opened(cl, "b", name)
-            reader.register(rows(memory))
+            reader.register(kinds.tensors(memory))
             reader.replicate("1")
             assert digest(memory) == want, name
             held.append((reader, memory))
@@ -202,9 +186,9 @@ def from_one_kind_to_another():
         if not gpus.KIND:
             shard.unpublish()
         shard.unregister()
-        shard.register(rows(source))
+        shard.register(kinds.tensors(source))
         error = expect_error("MEMORY_KIND", shard.replicate, "1")
-        assert "cannot be written" in error.text, error.text
+        assert "cannot be written" in str(error), error
         for reader, memory in held:
             reader.close()
             memory.free()
@@ -246,15 +230,15 @@ def protection_is_looked_at_again():
         memory.protect(SIZE // 2 // PAGE * PAGE, PAGE, kinds.READ)
         before = memory.read(0, SIZE)
         error = expect_error("MEMORY_KIND", reader.update)
-        assert "'layer.0.weight' is mapped read-only" in error.text, error.text
+        assert "'layer.0.weight' is mapped read-only" in str(error), error
         assert memory.read(0, SIZE) == before, "nothing was written through the protection"
         memory.protect(0, memory.map_bytes, kinds.READ | kinds.WRITE)
-        assert reader.update()["updated"] == 1
+        assert reader.update()
         assert digest(memory) == want
         memory.unmap(SIZE // 2 // PAGE * PAGE, PAGE)
         reader.unpublish()
         error = expect_error("STALE_MEMORY", reader.replicate, "1")
-        assert "'layer.0.weight' is not mapped any more" in error.text, error.text
+        assert "'layer.0.weight' is not mapped any more" in str(error), error
         reader.close()
         shard.close()
 
@@ -266,8 +250,8 @@ READ_FAILURES = ("VERSION_LOST", "NOT_AVAILABLE", "STALE_MEMORY", "CHECKSUM", "C
 def expect_any(codes, call, *args, **kwargs):
     try:
         value = call(*args, **kwargs)
-    except thc.ThcError as e:
-        assert e.name in codes and len(e.text) > 15, e
+    except th.Error as e:
+        assert e.name in codes and len(str(e)) > 15, e
         return e
     raise AssertionError(f"expected one of {codes}, got {value!r}")
 
@@ -291,14 +275,14 @@ def lose_the_source(make, lose, hashed=True):
             expect_any(READ_FAILURES, reader.replicate, "1", timeout=20)
         else:
             # The agent may have withdrawn it before: then update finds nothing.
-            with contextlib.suppress(thc.ThcError):
-                assert reader.update("1", timeout=20)["updated"] == 0
-        assert reader.held() is None
+            with contextlib.suppress(th.Error):
+                assert not reader.update("1", timeout=20)
+        assert reader.held is None
         # The publisher is told, and may do what it likes with the memory.
-        wait_for(lambda: thc.lib.thc_shard_events(shard.handle) & EV_CONTRACT, 30, "an event")
+        wait_for(lambda: shard.events() & th.Event.CONTRACT, 30, "an event")
         error = expect_error("CONTRACT", shard.unpublish)
-        assert "can not be read" in error.text or "was changed" in error.text, error.text
-        wait_for(shard.safe_to_mutate, 30, "nobody reads it any more")
+        assert "can not be read" in str(error) or "was changed" in str(error), error
+        wait_for(lambda: shard.safe_to_mutate, 30, "nobody reads it any more")
         alive(cl)
         # The agents go on: others are served.
         (good, other), (reader2, memory2) = pair(cl, make, model="good")
@@ -354,13 +338,13 @@ def one_memory_under_two_handles():
         shard.publish(1)
         reader.replicate("1")
         both = opened(cl, "a", "both", "other")
-        both.register([thc.tensor("x", source.address + 100, [1000], device=source.device)])
+        both.register({"x": kinds.Tensor(source, [1000], at=100)})
         feeder = opened(cl, "a", "feeder", "other")
-        feeder.register([thc.tensor("x", memory.address + 100, [1000], device=memory.device)])
+        feeder.register({"x": kinds.Tensor(memory, [1000], at=100)})
         feeder.publish(1)  # read by both: no harm
         if gpus.KIND != "closed":  # of which each handle has a copy
             error = expect_error("INVALID", both.replicate, "1")
-            assert "'x'" in error.text, error.text
+            assert "'x'" in str(error), error
         shard.unpublish()
         both.replicate("1")
         assert source.read(100, 1000) == memory.read(100, 1000)
@@ -373,7 +357,7 @@ def the_same_memory_after_an_agent_has_gone():
         agent = cl.agent("a")
         memory = kinds.wanted(SIZE)
         shard = opened(cl, "a", "source")
-        shard.register(rows(memory))
+        shard.register(kinds.tensors(memory))
         want = fill(memory, 1)
         shard.publish(1)
         assert agent.terminate() == 0, agent.tail()
@@ -381,11 +365,11 @@ def the_same_memory_after_an_agent_has_gone():
         shard.close()
         cl.agents["a"] = type(agent)(cl, "a", runtime=agent.runtime)
         shard = wait_for(lambda: reopened(cl), 60, "the server takes the agent's name again")
-        shard.register(rows(memory))
+        shard.register(kinds.tensors(memory))
         shard.publish(1)
         other = kinds.wanted(SIZE)
         reader = opened(cl, "a", "reader2")
-        reader.register(rows(other))
+        reader.register(kinds.tensors(other))
         reader.replicate("1")
         assert digest(other) == want
         reader.close()
@@ -395,7 +379,7 @@ def the_same_memory_after_an_agent_has_gone():
 def reopened(cl):
     try:
         return opened(cl, "a", "source2")
-    except thc.ThcError as e:
+    except th.Error as e:
         if e.name != "NO_SERVER":
             raise
         return None
@@ -407,12 +391,9 @@ def many_small_tensors():
         shards, memories = [], []
         for replica in ("source", "reader"):
             memory = (kinds.wanted if gpus.KIND else kinds.Malloc)(MANY * 48)
-            tensors = (thc.Tensor * MANY)()
-            for i in range(MANY):
-                address = memory.address + i * 48
-                tensors[i] = thc.tensor(f"t{i}", address, [40], device=memory.device)
+            tensors = {f"t{i}": kinds.Tensor(memory, [40], at=i * 48) for i in range(MANY)}
             shard = opened(cl, "a", replica)
-            thc.call("thc_register", shard.handle, tensors, MANY, c.sizeof(thc.Tensor), 30_000)
+            shard.register(tensors)
             shards.append(shard)
             memories.append(memory)
         memories[1].fill(0)
@@ -442,10 +423,10 @@ def huge_pages():
         memories = []
         try:
             for _ in range(2):
-                memories.append(kinds.Huge(SIZE))
+                memories.append(kinds.Allocated(SIZE, huge=True))
             fd = os.memfd_create("huge", kinds.MFD_HUGETLB | os.MFD_ALLOW_SEALING)
             memories.append(kinds.Imported(page, fd, page=page))
-        except (thc.ThcError, OSError) as e:
+        except (th.Error, OSError) as e:
             for memory in memories:
                 memory.free()
             raise Skip(f"no huge pages here: {e}")
@@ -453,20 +434,20 @@ def huge_pages():
             cl.agent("a")
             source, memory, imported = memories
             shard, reader = opened(cl, "a", "source"), opened(cl, "a", "reader")
-            shard.register(rows(source))
-            reader.register(rows(memory))
-            assert path(shard, "scalar").startswith("direct (")
+            shard.register(kinds.tensors(source))
+            reader.register(kinds.tensors(memory))
+            assert shard.memory_path("scalar").startswith("direct (")
             want = fill(source, 1)
             shard.publish(1)
             reader.replicate("1")
             assert digest(memory) == want
             one = opened(cl, "a", "one", "one")
-            one.register([thc.tensor("x", imported.address + 100, [page - 100])])
+            one.register({"x": kinds.Tensor(imported, [page - 100], at=100)})
             imported.fill(7)
             one.publish(1)
             other = opened(cl, "a", "other", "one")
             destination = kinds.Malloc(page - 100)
-            other.register([thc.tensor("x", destination.address, [page - 100])])
+            other.register({"x": kinds.Tensor(destination, [page - 100])})
             other.replicate("1")  # all digests are there afterwards
             other.unpublish()
             # The pages go back, and the pool is emptied: whoever touches them now gets none.

@@ -13,18 +13,23 @@ import cluster
 
 cluster.with_library()
 
-import thc
+import memory_kinds
+import raw
+import tensorhub as th
 from hostile_test import MEMORY, MEMORY_ID, REFUSED, Witness, ask, connect, copies
 from hostile_test import hello, join, message, opening, receive
 from restart_test import attached, each, restart
+from tensorhub._steps import Op
 from wait_test import has, publisher, sleeping
 
-AGENT_LOST = 16
-STATE, INVALID = -5002, -5001
+STATE, INVALID = th.State.code, th.Invalid.code
 
 
-def observer(cl, agent, model="m", **kwargs):
-    return thc.Shard(model, agent=cl.agents[agent].runtime, **kwargs)
+def observer(cl, agent):
+    """Its handle, with every verb of a member."""
+    handle = th.watch("m", agent=cl.agents[agent].runtime, timeout=10)._handle
+    handle.timeout = 30
+    return handle
 
 
 def sessions(cl, agent):
@@ -42,25 +47,24 @@ def it_sees_what_members_do_and_is_seen_by_nobody():
         cl.agent("a")
         cl.agent("b")
         watcher = observer(cl, "b")
-        assert watcher.list()["versions"] == {}
+        assert not watcher.list().all
         waits = sleeping(watcher, has(1), 60)
         trainer = publisher(cl, "a")
         trainer.set_attribute("step", b"1")
         trainer.publish(1)
         waits.result()
         listing = watcher.list()
-        assert [list(of) for of in listing["versions"].values()] == [["trainer"]], listing
+        assert list(listing.all.values()) == [{"trainer"}], listing
         manifest = watcher.manifest("latest")
-        assert manifest["version"] == 1 and manifest["attributes"] == {"step": b"1"}, manifest
+        assert manifest.version == 1 and manifest.attributes == {"step": b"1"}, manifest
         # In an event loop.
-        op = watcher.watch_submit(listing["generation"])
+        op = Op(watcher, "wait")._submit("thc_watch_submit", listing.generation, 60_000)
         assert not op.done()
         trainer.unpublish()
         while not op.done():
-            select.select([watcher.fd()], [], [], 10)
+            select.select([watcher], [], [], 10)
             watcher.events()
-        op.free()
-        assert watcher.list()["versions"] == {}
+        assert not watcher.list().all
         # Its agent and nobody else knows of it.
         assert sessions(cl, "b") == ["(None, None)"] and sessions(cl, "a") == ["('trainer', 0)"]
         assert [w["replica"] for w in operator(cl, "ls", "workers", "m")["workers"]] == ["trainer"]
@@ -80,31 +84,32 @@ def all_else_is_refused():
         for name, value in (
             ("num_shards", 2),
             ("lineage", 3),
-            ("retain", "latest"),
-            ("launch_id", "job"),
+            ("retain", b"latest"),
+            ("launch_id", b"job"),
             ("flags", 1),
         ):
-            text = cluster.expect_error("INVALID", observer, cl, "a", **{name: value}).text
+            fields = {"replica": None, name: value}
+            text = str(cluster.expect_error("INVALID", raw.open_with, cl.agents["a"], **fields))
             assert text.startswith(f"{name}: ") and "observer" in text, text
         shard = observer(cl, "a")
-        memory = thc.Memory(4096)
+        memory = memory_kinds.Allocated(4096)
         for call, *args in (
-            (shard.register, [thc.tensor("w", memory.address, [4096])]),
+            (shard.register, {"w": memory_kinds.Tensor(memory, [4096])}),
             (shard.unregister,),
             (shard.set_attribute, "a", b"b"),
             (shard.publish, 1),
-            (shard.publish_submit, 1),
+            (shard.publish_async, 1),
             (shard.unpublish,),
-            (shard.unpublish_submit,),
+            (shard.unpublish_async,),
             (shard.replicate,),
-            (shard.replicate_submit,),
+            (shard.replicate_async,),
             (shard.update,),
-            (shard.update_submit,),
-            (shard.list, True),
+            (shard.update_async,),
+            (lambda: shard.list(group=True),),
             (shard.memory_path, "w"),
         ):
             cluster.expect_error("STATE", call, *args)
-        assert shard.held() is None and shard.safe_to_mutate() == 1 and shard.events() == 0
+        assert shard.held is None and shard.safe_to_mutate and shard.events() == 0
         shard.list()
         shard.close()
 
@@ -158,17 +163,17 @@ def it_goes_on_when_servers_and_agents_begin_anew():
         assert [watcher.events() for watcher in watchers] == [0, 0]
         # As of any handle: none is opened, and who waits hears that nobody answers.
         cl.server.kill()
-        cluster.expect_error("NO_SERVER", watchers[1].wait, has(9), 60)
+        cluster.expect_error("NO_SERVER", raw.wait, watchers[1], has(9), 60)
         cluster.expect_error("NO_SERVER", watchers[1].list)
         cluster.expect_error("NO_SERVER", observer, cl, "b")
         cl.start_server(listen=cl.server_url)
         attached(cl, *"ab")
-        assert watchers[1].list()["versions"] == {}
+        assert not watchers[1].list().all
         # The agent is another one: as of any handle.
         waits = sleeping(watchers[1], has(9), 60)
         cl.agents["b"].kill()
         cluster.expect_error("AGENT_LOST", waits.result)
-        assert watchers[1].events() == AGENT_LOST
+        assert watchers[1].events() == th.Event.AGENT_LOST
         cluster.expect_error("AGENT_LOST", watchers[1].list)
         watchers[1].close()
         cl.agent("b")

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of thc.h that the package never makes: rows that are wrong, and thc_wait itself, which waits
-and asks its predicate inside libthc. `tensorhub._abi` has the rest."""
+"""Calls of thc.h that the package never makes: with rows that are wrong, and those that wait inside
+libthc, where the package begins an operation and waits for it in Python. `tensorhub._abi` has the
+rest."""
 
 import ctypes as c
 
 from tensorhub import _abi, _steps, dtypes, results
+from tensorhub.memory import count_of
+
 
 def row(name, address, shape, dtype="U8", nbytes=None, device=_abi.HOST):
     kind = dtypes.BY_NAME[dtype]
-    count = 1
-    for size in shape:
-        count *= size
     made = _abi.Tensor(
         name=name.encode() if isinstance(name, str) else name,
         data=address,
-        bytes=(count * kind.bits + 7) // 8 % 2**64 if nbytes is None else nbytes,
+        bytes=(count_of(shape) * kind.bits + 7) // 8 if nbytes is None else nbytes,
         dtype=kind.code,
         device=device,
         ndim=len(shape),
@@ -28,6 +28,22 @@ def register(handle, rows, timeout=10):
     array = (_abi.Tensor * len(rows))(*rows)
     ms = _steps.milliseconds(timeout)
     _abi.call("thc_register", handle._shard, array, len(rows), c.sizeof(_abi.Tensor), ms)
+
+
+def open_with(agent, **fields):
+    """thc_open with these fields of its options."""
+    usual = {"struct_size": c.sizeof(_abi.OpenOpts), "model": b"m", "replica": b"r"}
+    usual.update(num_shards=1, agent=agent.runtime.encode())
+    opts = _abi.OpenOpts(**{**usual, **fields})
+    _abi.call("thc_open", c.byref(opts), 10_000, c.byref(c.c_void_p()))
+
+
+def inside(handle, verb, argument, timeout=20):
+    """thc_publish, thc_unpublish, thc_replicate or thc_update, without its result."""
+    result = (None,) if isinstance(argument, str) else ()
+    argument = argument.encode() if isinstance(argument, str) else argument
+    ms = _steps.milliseconds(timeout)
+    _abi.call(f"thc_{verb}", handle._shard, argument, ms, *result)
 
 
 def wait(handle, predicate, timeout=20):

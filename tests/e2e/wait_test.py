@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""thc_wait: where the predicate runs and what it may do, several threads of a handle, what ends a
-wait, and what a thousand waiters cost the server."""
+"""thc_wait itself: where the predicate runs and what it may do, several threads of a handle, what
+ends a wait, and what a thousand waiters cost the server."""
 
 import json
 import os
@@ -13,22 +13,24 @@ import cluster
 
 cluster.with_library()
 
-import thc
+import library
+import memory_kinds
+import raw
+from tensorhub import Error, _abi
 
 
-def opened(cl, agent, replica, **kwargs):
-    return thc.Shard("m", replica, agent=cl.agents[agent].runtime, **kwargs)
+def opened(cl, agent, replica, **options):
+    return library.opened(cl.agents[agent], replica, **options)
 
 
 def publisher(cl, agent, replica="trainer"):
     shard = opened(cl, agent, replica)
-    memory = thc.Memory(4096)
-    shard.register([thc.tensor("w", memory.address, [4096])])
+    shard.register({"w": memory_kinds.Tensor(memory_kinds.Allocated(4096), [4096])})
     return shard
 
 
 def has(version):
-    return lambda listing: any(v == version for _, v in listing["versions"])
+    return lambda listing: version in listing
 
 
 def in_thread(function, *args):
@@ -63,7 +65,7 @@ def sleeping(shard, predicate, timeout):
         asked.set()
         return predicate(listing)
 
-    thread = in_thread(shard.wait, judge, timeout)
+    thread = in_thread(raw.wait, shard, judge, timeout)
     assert asked.wait(60)
     return thread
 
@@ -76,30 +78,30 @@ def predicates_run_in_the_calling_thread_under_no_lock():
         generations, threads = [], set()
 
         def judge(listing):
-            generations.append(listing["generation"])
+            generations.append(listing.generation)
             threads.add(threading.get_ident())
             # Other handles and this one, also a wait within the wait.
             assert has(1)(other.list())
-            assert waiter.list()["generation"] >= listing["generation"]
-            assert waiter.manifest("latest")["version"] in (1, 2)
-            waiter.wait(lambda inner: inner["generation"] >= listing["generation"])
+            assert waiter.list().generation >= listing.generation
+            assert waiter.manifest("latest").version in (1, 2)
+            raw.wait(waiter, lambda inner: inner.generation >= listing.generation)
             error = cluster.expect_error("STATE", waiter.close)
-            assert "predicate" in error.text
+            assert "predicate" in str(error)
             return has(2)(listing)
 
         second = publisher(cl, "a", "second")
-        thread = in_thread(waiter.wait, judge, 60)
+        thread = in_thread(raw.wait, waiter, judge, 60)
         cluster.wait_for(lambda: generations, 30, "the first look")
         second.publish(2)
         thread.result()
         assert len(threads) == 1 and threads != {threading.get_ident()}
         assert generations == sorted(generations) and len(generations) == len(set(generations))
         # True at once, whatever number says so; and nothing to wait for.
-        waiter.wait(has(1), timeout=0)
-        assert thc.call("thc_wait", waiter.handle, thc.PREDICATE(lambda *_: -7), None, 0) == 0
-        assert "predicate" in cluster.expect_error("TIMEOUT", waiter.wait, has(3), 0).text
+        raw.wait(waiter, has(1), timeout=0)
+        assert _abi.call("thc_wait", waiter._shard, _abi.PREDICATE(lambda *_: -7), None, 0) == 0
+        assert "predicate" in str(cluster.expect_error("TIMEOUT", raw.wait, waiter, has(3), 0))
         start = time.monotonic()
-        cluster.expect_error("TIMEOUT", waiter.wait, has(3), 0.3)
+        cluster.expect_error("TIMEOUT", raw.wait, waiter, has(3), 0.3)
         assert time.monotonic() - start >= 0.3
         for shard in (trainer, second, waiter, other):
             shard.close()
@@ -118,7 +120,7 @@ def threads_of_one_handle_wait_beside_its_operations():
             shard.unpublish()
         # One whose deadline is near does not end it for the others.
         patient = sleeping(shard, has(4), 120)
-        cluster.expect_error("TIMEOUT", shard.wait, has(4), 0.1)
+        cluster.expect_error("TIMEOUT", raw.wait, shard, has(4), 0.1)
         shard.publish(4)
         patient.result()
         # Closing ends them.
@@ -142,7 +144,7 @@ def a_wait_ends_when_nobody_can_say_what_changes():
         wait = sleeping(shard, has(9), 120)
         cl.agents["b"].kill()
         cluster.expect_error("AGENT_LOST", wait.result)
-        cluster.expect_error("AGENT_LOST", shard.wait, has(9), 120)
+        cluster.expect_error("AGENT_LOST", raw.wait, shard, has(9), 120)
         shard.close()
         # The server is stopped: silence, not an end.
         shard = opened(cl, "c", "on-c")
@@ -150,8 +152,8 @@ def a_wait_ends_when_nobody_can_say_what_changes():
         cl.server.signal(signal.SIGSTOP)
         try:
             error = cluster.expect_error("NO_SERVER", wait.result)
-            assert "thctl status" in error.text
-            cluster.expect_error("NO_SERVER", shard.wait, has(9), 120)
+            assert "thctl status" in str(error)
+            cluster.expect_error("NO_SERVER", raw.wait, shard, has(9), 120)
             cluster.expect_error("NO_SERVER", shard.list)
         finally:
             cl.server.signal(signal.SIGCONT)
@@ -159,8 +161,8 @@ def a_wait_ends_when_nobody_can_say_what_changes():
         # And comes back: the handle is as it was.
         def listed():
             try:
-                return shard.list()
-            except thc.ThcError as e:
+                return shard.list() is not None
+            except Error as e:
                 assert e.name == "NO_SERVER", e
 
         cluster.wait_for(listed, 60, "the server answers again")

@@ -20,6 +20,7 @@ import content
 import gpu_driver
 import library  # noqa: F401
 import memory_kinds
+import raw
 import tensorhub as th
 
 shards, memories, layouts, ops, polls = {}, {}, {}, {}, {}
@@ -190,6 +191,11 @@ def cmd_replicate(version="latest", name="s", timeout=30):
 
 def cmd_update(version="latest", name="s", timeout=30):
     return fields(shards[name].update(version, timeout=timeout))
+
+
+def cmd_inside(verb, argument, name="s", timeout=30):
+    """The call of libthc that waits in there."""
+    raw.inside(shards[name], verb, argument, timeout)
 
 
 def cmd_submit(version="latest", name="s", timeout=30):

@@ -13,18 +13,18 @@ from cluster import BUILD, LONG, cluster, expect_error, main, wait_for, with_lib
 
 with_library()
 import gpu_driver
+import library
 import memory_kinds
-import thc
+from memory_kinds import Allocated, Malloc
 
 SIZE = 4 << 20
 GPU_SIZE = 32 << 20  # less has no memory of the agent's own on a GPU
-REQUIRE_RDMA, STAGED = 1 << 1, 1 << 4
 
 
-def with_memory(cl, agent, replica, model="m", flags=0, make=thc.Memory, size=SIZE):
-    shard = thc.Shard(model, replica, agent=cl.agents[agent].runtime, flags=flags)
+def with_memory(cl, agent, replica, model="m", make=Allocated, size=SIZE, **options):
+    shard = library.opened(cl.agents[agent], replica, model, **options)
     memory = make(size)
-    shard.register([thc.tensor("a", memory.address, [size], device=memory.device)])
+    shard.register({"a": memory_kinds.Tensor(memory, [size])})
     return shard, memory
 
 
@@ -48,15 +48,15 @@ def every_place_says_the_same():
         idle = registered(cl, "b")
 
         # The source has no RDMA, and the reader takes nothing else. It looks for another one first.
-        last, _ = with_memory(cl, "a", "last", model="p", flags=REQUIRE_RDMA)
+        last, _ = with_memory(cl, "a", "last", model="p", require_rdma=True)
         away, _ = with_memory(cl, "d", "away", model="p")
         away.publish(1)
-        hopeless = last.replicate_submit("1")
+        hopeless = last.replicate_async("1")
 
         # Nothing but RDMA is good enough, and there is one device to it.
-        strict, _ = with_memory(cl, "b", "strict", flags=REQUIRE_RDMA)
+        strict, _ = with_memory(cl, "b", "strict", require_rdma=True)
         result = strict.replicate("1")
-        assert result["transport"] == "rdma" and result["bytes_moved"] == SIZE, result
+        assert result.transport == "rdma" and result.bytes_moved == SIZE, result
         b = status(cl, "b")
         assert b["rdma"] == "1 of 1 ports up" and b["rdma_fallbacks"] == 0, b
         assert b["transports"].startswith("local,rdma,tcp"), b["transports"]
@@ -70,25 +70,24 @@ def every_place_says_the_same():
 
         # Both ends have RDMA, and the operator prefers TCP: only who requires it gets it.
         easy, _ = with_memory(cl, "c", "easy")
-        assert easy.replicate("1")["transport"] == "tcp"
-        hard, _ = with_memory(cl, "c", "hard", model="n", flags=REQUIRE_RDMA)
+        assert easy.replicate("1").transport == "tcp"
+        hard, _ = with_memory(cl, "c", "hard", model="n", require_rdma=True)
         other, _ = with_memory(cl, "a", "other", model="n")
         other.publish(1)
-        assert hard.replicate("1")["transport"] == "rdma"
+        assert hard.replicate("1").transport == "rdma"
 
         # The source has none: who can do without does, and it says why.
         far, _ = with_memory(cl, "d", "far", model="o")
         far.publish(1)
         near, _ = with_memory(cl, "b", "near", model="o")
-        assert near.replicate("1")["transport"] == "tcp"
+        assert near.replicate("1").transport == "tcp"
         b = status(cl, "b")
         assert b["rdma_fallbacks"] == 1 and b["rdma_last_fallback"], b
         assert b["rdma_last_fallback"] in cl.agents["b"].tail()
 
-        e = expect_error("NO_PATH", hopeless.wait)
-        assert "RDMA is required" in e.text, e.text
-        hopeless.free()
-        assert last.held() is None
+        e = expect_error("NO_PATH", hopeless.result)
+        assert "RDMA is required" in str(e), e
+        assert last.held is None
         for shard in (strict, easy, hard, other, near, far, last, away, source):
             shard.close()
         wait_for(lambda: registered(cl, "b") == idle, 30, "nothing of the workers is registered")
@@ -98,19 +97,20 @@ def every_place_says_the_same():
 
 def copies_say_why(cl):
     """Memory that no device is to know, or reaches: its bytes are copied there, at either end."""
-    for count, (model, source, reader, flags, words) in enumerate(
+    for count, (model, source, reader, is_staged, words) in enumerate(
         (
-            ("q", thc.Memory, thc.Memory, STAGED, ("THC_STAGED",)),
-            ("r", memory_kinds.Malloc, thc.Memory, 0, ("the source says", "private")),
-            ("s", memory_kinds.Malloc, memory_kinds.Malloc, 0, ("private", "the source says")),
+            ("q", Allocated, Allocated, True, ("THC_STAGED",)),
+            ("r", Malloc, Allocated, False, ("the source says", "private")),
+            ("s", Malloc, Malloc, False, ("private", "the source says")),
         ),
         start=1,
     ):
-        staged, into = with_memory(cl, "b", "staged", model, flags | REQUIRE_RDMA, reader)
-        given, out = with_memory(cl, "a", "given", model, make=source)
+        how = {"staged": is_staged, "require_rdma": True}
+        staged, into = with_memory(cl, "b", "staged", model, reader, **how)
+        given, out = with_memory(cl, "a", "given", model, source)
         out.fill(30 + count)
         given.publish(1)
-        assert staged.replicate("1")["transport"] == "rdma-copy"
+        assert staged.replicate("1").transport == "rdma-copy"
         assert into.read(0, SIZE) == out.read(0, SIZE)
         b = status(cl, "b")
         assert b["rdma_copies"] == count, b
@@ -139,10 +139,10 @@ def a_library_that_lacks_a_call_is_not_used():
         source, memory = with_memory(cl, "a", "source")
         memory.fill(9)
         source.publish(1)
-        strict, _ = with_memory(cl, "b", "strict", flags=REQUIRE_RDMA)
+        strict, _ = with_memory(cl, "b", "strict", require_rdma=True)
         assert sentence in expect_error("NO_PATH", strict.replicate, "1").text
         reader, into = with_memory(cl, "b", "reader")
-        assert reader.replicate("1")["transport"] == "tcp"
+        assert reader.replicate("1").transport == "tcp"
         assert into.read(0, SIZE) == memory.read(0, SIZE)
         for shard in (strict, reader, source):
             shard.close()
@@ -165,7 +165,7 @@ def gpu_memory_goes_through_pinned_memory_of_the_hosts():
         cl.agent("b", args=["-o", "rdma.devices=rxe1"])
         given, out = with_memory(cl, "a", "given", make=gpu_driver.Chunks, size=GPU_SIZE)
         taken, into = with_memory(
-            cl, "b", "taken", flags=REQUIRE_RDMA, make=gpu_driver.Chunks, size=GPU_SIZE
+            cl, "b", "taken", require_rdma=True, make=gpu_driver.Chunks, size=GPU_SIZE
         )
         for shard in (given, taken):
             path = shard.memory_path("a")
@@ -175,8 +175,8 @@ def gpu_memory_goes_through_pinned_memory_of_the_hosts():
         given.publish(1, timeout=60)
         result = taken.replicate("1", timeout=60)
         assert into.read(0, GPU_SIZE) == want
-        assert result["transport"] == "rdma-copy", (result, cl.agents["b"].tail(100))
-        assert result["bytes_moved"] == GPU_SIZE and result["verify_ns"] > 0, result
+        assert result.transport == "rdma-copy", (result, cl.agents["b"].tail(100))
+        assert result.bytes_moved == GPU_SIZE and result.verify > 0, result
         for agent in "ab":
             told = status(cl, agent)
             assert told["rdma_copies"] == 1 and told["rdma_fallbacks"] == 0, told
