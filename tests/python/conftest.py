@@ -13,15 +13,12 @@ import sys
 
 import pytest
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-BUILD = os.environ["TH_BUILD"]
-os.environ.setdefault("THC_LIBRARY", os.path.join(BUILD, "libthc", "libthc.so.1"))
-sys.path[:0] = [os.path.join(ROOT, "libthc", "python"), os.path.join(ROOT, "tests", "e2e")]
-os.environ["PYTHONPATH"] = sys.path[0]  # of the ranks that tests start
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "e2e"))
+from cluster import Cluster, with_library  # noqa: E402
 
+with_library()
 import tensorhub as th  # noqa: E402
-from cluster import Cluster  # noqa: E402
 
 SIZE = 1 << 20
 _numbers = itertools.count(1)

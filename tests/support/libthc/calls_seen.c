@@ -119,7 +119,7 @@ enum { CALLS(ROW_OF) NUM_ROWS };
 struct row {
 	char name[32];
 	uint8_t here[32]; /* the flags of test programs */
-	uint8_t real[32]; /* of tests with real daemons: tests/e2e/thc.py */
+	uint8_t real[32]; /* of tests with real daemons: tests/e2e/library.py */
 };
 _Static_assert(sizeof(struct row) == 96, "as in tests/contract/seen.py");
 
