@@ -25,7 +25,9 @@ Steps = Generator[Optional["Op"], None, T]
 # An agent that stands still wakes nobody (thc_op_wait). libthc knows half a second after a deadline
 # that an outcome is unknown, and a call ends within one.
 LOOK_S = 0.4
-SLICE_S = 1.0  # the most that a call gets that keeps a loop and Ctrl-C waiting
+# The most that a call of libthc gets before a loop and Ctrl-C have their turn: one whose work goes
+# on meanwhile, and one that begins anew and must come to its end, however many tensors there are.
+SLICE_S, ANEW_S = 1.0, 10.0
 LONG_S = 30.0  # until somebody is told that a call waits
 log = logging.getLogger("tensorhub")
 
@@ -189,12 +191,12 @@ class Op:
 
 def in_slices(
     function: Callable[[int], T], timeout: Optional[float], *short: Type[errors.Error],
-    pause: float = 0.05,
+    pause: float = 0.05, most: float = ANEW_S,
 ) -> Steps[T]:  # fmt: skip
     """A call that may be repeated when its time was too short, with a look around in between.
 
     ``short`` is what says so, Timeout if nothing else; raised when there is no time left. ``pause``
-    is the first time that it gets.
+    is the first time that it gets, ``most`` the longest.
     """
     end = None if timeout is None else time.monotonic() + timeout
     while True:
@@ -206,7 +208,7 @@ def in_slices(
             if last or (end is not None and time.monotonic() >= end):
                 raise
         yield None
-        pause = min(pause * 2, SLICE_S)
+        pause = min(pause * 2, most)
 
 
 def run(steps: Steps[T]) -> T:

@@ -13,7 +13,7 @@ import weakref
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Tuple, Type, Union
 
 from . import _abi, errors
-from ._steps import DEFAULT, Op, Steps, Time, in_slices, milliseconds, run, seconds
+from ._steps import DEFAULT, SLICE_S, Op, Steps, Time, in_slices, milliseconds, run, seconds
 from ._steps import wait_once
 from .progress import Told, report_of
 from .results import Listing, Manifest, Result, listing_of, manifest_of, result_of
@@ -328,6 +328,7 @@ class Base:
             lambda ms: _abi.call("thc_resolve", self._shard, ms, c.byref(raw)),
             self._limit(timeout),
             errors.Unknown,  # Timeout is the outcome of that operation
+            most=SLICE_S,
         )
         return result_of(raw, False)
 
@@ -400,8 +401,8 @@ class Base:
             finally:
                 self._forget()
             return
-        away = errors.NoServer  # is waited for
-        yield from in_slices(lambda ms: self._close_once(0, ms), limit, errors.Timeout, away)
+        short = errors.Timeout, errors.NoServer  # both are waited for
+        yield from in_slices(lambda ms: self._close_once(0, ms), limit, *short, most=SLICE_S)
         self._forget()
 
     def _close_once(self, flags: int, ms: int) -> None:
