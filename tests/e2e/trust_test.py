@@ -183,7 +183,7 @@ def a_fake_documents_socket_gets_nothing():
 # ---- operators ----------------------------------------------------------------------------------
 
 # Of message Request.
-LIST, INSPECT, RESOLVE, STATUS, ADMIN = 25, 28, 26, 43, 50
+LIST, INSPECT, RESOLVE, STATUS, ADMIN, WAITS = 25, 28, 26, 43, 50, 63
 NUMBER, CODE, TEXT = 1, 2, 3
 
 
@@ -305,6 +305,7 @@ def a_worker_is_no_operator():
             part(INSPECT, b""),
             part(LIST, part(1, b"others")),
             part(RESOLVE, part(1, b"others") + part(2, b"latest")),
+            part(WAITS, b""),
         ]
         _pid, answers = asked_by(STRANGER, path, bodies)
         for code, text in answers:
@@ -332,7 +333,7 @@ def a_handle_asks_about_its_own_model():
     with cluster() as c:
         a = c.agent("a")
         attached(c, "a")
-        others = library.opened(a, "r", "others")
+        others = library.opened(a, "elsewhere", "others")
         # A session by hand, as its secret is needed.
         s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         s.settimeout(10)
@@ -362,6 +363,11 @@ def a_handle_asks_about_its_own_model():
             assert code == -5018 and "model of its handle alone" in text, (code, text)
         code, text = exchange(path, part(INSPECT, b""), **key)
         assert code == -5018 and "only operators" in text, (code, text)
+        # Whichever session it names, it hears of its own, which has called nothing.
+        table = c.thctl("-s", c.server_url, "-o", "json", "ls", "workers", "others").stdout
+        sid = json.loads(table)["workers"][0]["session"]
+        code, text = exchange(path, part(WAITS, varint(1 << 3) + varint(sid)), **key)
+        assert code == -5002 and "of replica r has called no" in text, (code, text)
         s.close()
         others.close()
 
