@@ -132,6 +132,13 @@ def again(_rank, model, weights):
     return True
 
 
+def leader(rank, model, _weights):
+    """Rank 0, by which the others agree, is killed before it opens."""
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return failed(lambda: opened(model))
+
+
 def main(rank, ranks, place, model, scenarios):
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=ranks)
     weights = {"w": th.empty((1024,), torch.int32)}

@@ -88,5 +88,6 @@ def test_eight_ranks(agent, model, tmp_path):
             assert sentence.startswith("GroupBroken: ") and "shard 7 on" in sentence, sentence
             assert took < SOON_S
             raised([reopened], "GroupBroken", "rank 7: ", "start all ranks again")
-        with ranks(tmp_path, model, "again") as those:
+        with ranks(tmp_path, model, "again", "leader") as those:
             assert those("again") == [True] * RANKS
+            raised(those("leader", RANKS - 1), "GroupBroken", "rank 0: ", "start all ranks again")

@@ -123,7 +123,7 @@ def test_a_long_wait_names_who_is_missing(agent, model, monkeypatch, caplog):
                 handle.publish(2, timeout=2)
             handle.close(abandon=True)
             other.close(abandon=True)
-    first, second = [record.getMessage() for record in caplog.records]
+    first, second = [r.getMessage() for r in caplog.records if r.name == "tensorhub"]
     began = f"the publish of {model}/r/0 runs since 0 s: shard 1 "
     assert first == began + "has not joined"
     assert second == f"{began}on node a (pid {os.getpid()}) has not called it"
@@ -486,6 +486,20 @@ def test_a_loop_runs_every_verb(agent, model):
             await t.unpublish()
 
     asyncio.run(work())
+
+
+def test_a_loop_is_told_who_is_missing(agent, model, monkeypatch, caplog):
+    async def work():
+        async with th.aio.open(model, replica="r", num_shards=2) as handle:
+            await handle.register({"w": memory(1)})
+            with pytest.raises(th.Timeout):
+                await handle.publish(1, timeout=2)
+            await handle.close(abandon=True)
+
+    monkeypatch.setattr("tensorhub._steps.LONG_S", 0.5)
+    asyncio.run(work())
+    said = [record.getMessage() for record in caplog.records if record.name == "tensorhub"]
+    assert len(said) == 1 and said[0].endswith(": shard 1 has not joined"), said
 
 
 def test_many_handles_in_one_loop_start_no_thread(agent, model):
