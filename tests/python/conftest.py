@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -48,6 +49,24 @@ def agent(daemons):
 def _where(request, monkeypatch):
     if "agent" in request.fixturenames:
         monkeypatch.setenv("THC_AGENT", request.getfixturevalue("agent"))
+
+
+@pytest.fixture(scope="session")
+def trainers(agent, tmp_path_factory):
+    """ranks.py, which has torch loaded: a line for each trainer."""
+    command = [sys.executable, os.path.join(HERE, "ranks.py"), str(tmp_path_factory.mktemp("ranks"))]
+    environment = dict(os.environ, THC_AGENT=agent)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        yield process
+        process.stdin.close()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 @pytest.fixture

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a torch trainer that publishes its part of a model: by torchrun
+"""The ranks of torch trainers that publish their parts of a model: ranks.py PLACE.
 
-    ranks.py KIND MODEL [DTYPE]
-
-KIND: fsdp (FSDP2), tensor (rows and columns of one mesh), hsdp (replicas of shards: only the first
-publishes), both (FSDP2 over tensor parallel). With DTYPE a th.Publisher casts to it. Rank 0 says
-`full PATH SHARDS`: what full_tensor() answers, and how many shards there are. It reads one line
-before it ends.
+Reads a line KIND RANKS MODEL [DTYPE] for each trainer: KIND is fsdp (FSDP2), tensor (rows and
+columns of one mesh), hsdp (replicas of shards: only the first publishes) or both (FSDP2 over tensor
+parallel). With DTYPE a th.Publisher casts to it. torch is imported once, which takes seconds, and
+the ranks are forked. Rank 0 says `full PATH SHARDS`: what full_tensor() answers, and how many
+shards there are; it reads one line before they end, and `ended N` says how many of them did so
+without a failure.
 """
 
 import os
 import sys
-import tempfile
 
 import tensorhub as th
 import torch
+import torch._dynamo  # noqa: F401 - FSDP2 would load it in each rank
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -59,10 +59,8 @@ def both(ranks):
     }, True
 
 
-def main():
-    kind, name, *dtype = sys.argv[1:]
-    dist.init_process_group("gloo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+def rank_main(place, kind, rank, ranks, name, *dtype):
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=ranks)
     state, publishes = globals()[kind](ranks)
     full = {k: t.full_tensor() if isinstance(t, DTensor) else t for k, t in state.items()}
     shards = ranks // 2 if kind == "hsdp" else ranks
@@ -75,16 +73,33 @@ def main():
             handle.publish(1)
     dist.barrier()
     if rank == 0:
-        path = os.path.join(tempfile.gettempdir(), f"th-full-{os.getpid()}.pt")
-        torch.save(full, path)
-        print("full", path, shards, flush=True)
+        torch.save(full, place + ".pt")
+        print("full", place + ".pt", shards, flush=True)
         sys.stdin.readline()
-        os.unlink(path)
     dist.barrier()
     if publishes:
         handle.close(abandon=True)
     dist.destroy_process_group()
 
 
+def fork(function, *args):
+    if os.fork() == 0:
+        try:
+            function(*args)
+            os._exit(0)
+        finally:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+
+
+def main(place):
+    while line := sys.stdin.readline():
+        kind, ranks, name, *dtype = line.split()
+        for rank in range(int(ranks)):
+            fork(rank_main, os.path.join(place, name), kind, rank, int(ranks), name, *dtype)
+        good = sum(os.wait()[1] == 0 for _ in range(int(ranks)))
+        print("ended", good, flush=True)
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -2,15 +2,11 @@
 """torch's tensors in and out: types, ties, modules, DTensors. Needs torch, and no GPU."""
 
 import gc
-import os
-import subprocess
-import sys
 
 import pytest
 import tensorhub as th
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-HERE = os.path.dirname(os.path.abspath(__file__))
 
 TYPES = (
     "uint8 int8 bool int16 uint16 float16 bfloat16 int32 uint32 float32 int64 uint64 float64 "
@@ -151,51 +147,40 @@ def test_numpy_and_dlpack(agent, model):
         t.register({"w": array[:, ::2]})
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_shards_of_fsdp2_are_those_of_full_tensor(agent, model, ranks):
-    shards_equal_full(agent, model, "fsdp", ranks)
+@pytest.mark.parametrize(
+    "kind, ranks", [("fsdp", 2), ("fsdp", 4), ("tensor", 4), ("hsdp", 4), ("both", 4)]
+)
+def test_the_shards_of_ranks_are_those_of_full_tensor(trainers, model, kind, ranks):
+    shards_equal_full(trainers, model, kind, ranks)
 
 
-@pytest.mark.parametrize("kind", ["tensor", "hsdp", "both"])
-def test_other_meshes(agent, model, kind):
-    shards_equal_full(agent, model, kind, 4)
-
-
-def shards_equal_full(agent, model, kind, ranks, dtype=None):
+def shards_equal_full(trainers, model, kind, ranks, dtype=""):
     """Ranks publish their local tensors as they lie, or copies that are cast; a reader of all
     shards puts them together."""
-    script = os.path.join(HERE, "ranks.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               f"--nproc-per-node={ranks}", script, kind, model,
-               *([dtype] if dtype else [])]  # fmt: skip
-    trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        line = trainer.stdout.readline()
-        assert line.startswith("full "), line
-        full = torch.load(line.split()[1], weights_only=True)
-        shards = int(line.split()[2])
-        if dtype:
-            full = {name: tensor.to(getattr(torch, dtype)) for name, tensor in full.items()}
-        readers = [th.open(model, replica="r", shard=i, num_shards=shards) for i in range(shards)]
-        pieces = [reader.allocate(1, of_shard=i) for i, reader in enumerate(readers)]
-        for op in [reader.replicate_async(1, timeout=60) for reader in readers]:
-            op.result(timeout=60)
-        whole = {name: torch.full_like(tensor, -7) for name, tensor in full.items()}
-        for i, (reader, piece) in enumerate(zip(readers, pieces)):
-            rows = reader.manifest(1, i).tensors
-            for name, tensor in piece.items():
-                box = tuple(slice(o, o + n) for o, n in zip(rows[name].offset, rows[name].shape))
-                assert rows[name].global_shape == tuple(full[name].shape), name
-                if tensor.numel():
-                    whole[name][box] = tensor
-        for name, tensor in full.items():
-            assert torch.equal(whole[name], tensor), name
-        for reader in readers:
-            reader.close(abandon=True)
-        trainer.stdin.write("go\n")
-        trainer.stdin.close()
-        assert trainer.wait(60) == 0
-    finally:
-        trainer.kill()
-        trainer.wait()
-        trainer.stdout.close()
+    trainers.stdin.write(f"{kind} {ranks} {model} {dtype}\n")
+    trainers.stdin.flush()
+    line = trainers.stdout.readline()
+    assert line.startswith("full "), line
+    full = torch.load(line.split()[1], weights_only=True)
+    shards = int(line.split()[2])
+    if dtype:
+        full = {name: tensor.to(getattr(torch, dtype)) for name, tensor in full.items()}
+    readers = [th.open(model, replica="r", shard=i, num_shards=shards) for i in range(shards)]
+    pieces = [reader.allocate(1, of_shard=i) for i, reader in enumerate(readers)]
+    for op in [reader.replicate_async(1, timeout=60) for reader in readers]:
+        op.result(timeout=60)
+    whole = {name: torch.full_like(tensor, -7) for name, tensor in full.items()}
+    for i, (reader, piece) in enumerate(zip(readers, pieces)):
+        rows = reader.manifest(1, i).tensors
+        for name, tensor in piece.items():
+            box = tuple(slice(o, o + n) for o, n in zip(rows[name].offset, rows[name].shape))
+            assert rows[name].global_shape == tuple(full[name].shape), name
+            if tensor.numel():
+                whole[name][box] = tensor
+    for name, tensor in full.items():
+        assert torch.equal(whole[name], tensor), name
+    for reader in readers:
+        reader.close(abandon=True)
+    trainers.stdin.write("go\n")
+    trainers.stdin.flush()
+    assert trainers.stdout.readline() == f"ended {ranks}\n"

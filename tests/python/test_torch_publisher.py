@@ -94,8 +94,8 @@ def test_a_dtensor_is_the_box_of_its_rank(trainer, model, tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_masters_of_fsdp2_are_cast_shard_by_shard(agent, model, ranks):
-    shards_equal_full(agent, model, "fsdp", ranks, "bfloat16")
+def test_masters_of_fsdp2_are_cast_shard_by_shard(trainers, model, ranks):
+    shards_equal_full(trainers, model, "fsdp", ranks, "bfloat16")
 
 
 def test_arrays_of_numpy(trainer, model):
