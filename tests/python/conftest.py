@@ -14,10 +14,12 @@ import sys
 
 import pytest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(ROOT, "tests", "e2e"))
 from cluster import Cluster, with_library  # noqa: E402
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads spin, and others want the cores
 with_library()
 import tensorhub as th  # noqa: E402
 
@@ -54,11 +56,12 @@ def _where(request, monkeypatch):
 @pytest.fixture(scope="session")
 def trainers(agent, tmp_path_factory):
     """ranks.py, which has torch loaded: a line for each trainer."""
-    command = [sys.executable, os.path.join(HERE, "ranks.py"), str(tmp_path_factory.mktemp("ranks"))]
-    environment = dict(os.environ, THC_AGENT=agent)
+    place = tmp_path_factory.mktemp("ranks")
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
+        [sys.executable, os.path.join(HERE, "ranks.py"), str(place)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=dict(os.environ, THC_AGENT=agent),
+    )  # fmt: skip
     try:
         yield process
         process.stdin.close()

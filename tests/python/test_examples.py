@@ -28,7 +28,7 @@ def outputs(*programs):
         program.stdin.close()  # the line that the trainer waits for, when the rollouts have ended
         program.stdin = None
         try:
-            late = late or program.wait(60) is None
+            late = late or program.wait(120) is None
         except subprocess.TimeoutExpired:
             late = True
     for program in programs:

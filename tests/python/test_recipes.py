@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 
 import pytest
 import tensorhub as th
@@ -36,6 +37,8 @@ def recipes():
     return found
 
 
+# Not loaded here, where memory() is to be one without torch.
+needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
 RECIPES = recipes()
 RUN = set()  # titles that a test has, also one that was skipped
 
@@ -147,15 +150,15 @@ dist.destroy_process_group()
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
+@needs_torch
 @recipe("A trainer publishes what it trains")
 def test_a_trainer_of_fsdp2(agent, model, start, text):
-    pytest.importorskip("torch", reason="torch is not installed")
     assert "3 versions" in output(start(text, FSDP.replace("DTYPE", "float32"), TORCHRUN))
 
 
+@needs_torch
 @recipe("A trainer publishes a copy")
 def test_a_trainer_that_publishes_copies(agent, model, start, text):
-    pytest.importorskip("torch", reason="torch is not installed")
     assert "3 versions" in output(start(text, FSDP.replace("DTYPE", "bfloat16"), TORCHRUN))
 
 
