@@ -266,9 +266,9 @@ class Base:
 
     def _register(self, tensors: Tensors, timeout: Time) -> Steps[None]:
         self._check()
-        array, pieces = rows_of(tensors)
+        array, keep, on_gpus = rows_of(tensors)
         before = self._keep
-        self._keep = now = Registered(pieces, before)  # an interrupted call may have registered
+        self._keep = now = Registered(keep, on_gpus, before)  # also when this is interrupted
         try:
             yield from in_slices(
                 lambda ms: _abi.call(

@@ -9,9 +9,8 @@ loaded, and no context is made: who has memory on a GPU has both.
 import ctypes as c
 import functools
 import sys
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from . import _abi
 from .errors import Invalid, MemoryKind
 from .tensors import Piece
 
@@ -134,17 +133,15 @@ class Registered:
     """What a handle keeps of its tensors: they stay alive, and tell who writes them."""
 
     def __init__(
-        self, pieces: Iterable[Piece] = (), before: "Optional[Registered]" = None
-    ) -> None:
+        self, keep: Sequence[Any] = (), on_gpus: Sequence[Piece] = (),
+        before: "Optional[Registered]" = None,
+    ) -> None:  # fmt: skip
+        self._keep = keep
         self.before = before  # until it is known which of both are registered
-        self._keep: List[Any] = []
         self._at: Dict[int, int] = {}  # some address on each GPU
         self._torch: Dict[int, None] = {}  # GPUs with tensors of torch, in the order of their names
         self._arrays: List[Piece] = []
-        for piece in pieces:
-            self._keep.append(piece.keep)
-            if piece.device == _abi.HOST:
-                continue
+        for piece in on_gpus:
             self._at.setdefault(piece.device, piece.address)
             if piece.by == "torch":
                 self._torch[piece.device] = None

@@ -6,6 +6,7 @@ memory, so whoever registers it keeps the tensor.
 """
 
 import ctypes as c
+import functools
 import sys
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 from typing import Tuple, Union
@@ -77,7 +78,8 @@ def _is_buffer(tensor: Any) -> bool:
 
 
 def _torch(name: str, tensor: Any, strided: bool = False) -> Piece:
-    place = tensor.device.type
+    device = tensor.device
+    place = device.type
     if place not in ("cpu", "cuda"):
         raise Invalid(f"tensors: {name!r} lies on device {place}; only cpu and cuda have bytes")
     if str(tensor.layout) != "torch.strided" or getattr(tensor, "is_quantized", False):
@@ -91,15 +93,18 @@ def _torch(name: str, tensor: Any, strided: bool = False) -> Piece:
         )
     kind = _dtype(name, tensor.dtype)
     shape = tuple(tensor.shape)
-    device = _abi.HOST if place == "cpu" else tensor.device.index or 0
+    number = _abi.HOST if place == "cpu" else device.index or 0
     nbytes = tensor.numel() * tensor.element_size()
     address = tensor.data_ptr() if nbytes else 0
-    return Piece(address, nbytes, kind, shape, device, keep=tensor, by="torch")
+    return Piece(address, nbytes, kind, shape, number, None, None, tensor, "torch")
+
+
+_known = functools.lru_cache(maxsize=256)(dtypes.of)
 
 
 def _dtype(name: str, dtype: Any) -> dtypes.DType:
     try:
-        return dtypes.of(dtype)
+        return _known(dtype)
     except Invalid:
         raise Invalid(f"tensors: {name!r} is {dtype}, a type that is not moved") from None
 
@@ -218,29 +223,44 @@ def _dlpack(name: str, tensor: Any) -> Piece:
     return _array(name, array.__array_interface__, array, _abi.HOST)._replace(keep=tensor)
 
 
-def rows_of(tensors: Tensors) -> Tuple[Any, List[Piece]]:
-    """An array of thc_tensor, and the pieces, which must live as long as it is registered."""
-    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-    pieces = []
-    for pair in pairs:
+def rows_of(tensors: Tensors) -> Tuple[Any, List[Any], List[Piece]]:
+    """An array of thc_tensor, what must live while it is registered, and the pieces on GPUs.
+
+    One piece is there at a time: as many as there are tensors would set the garbage collector off.
+    """
+    if isinstance(tensors, Mapping):
+        count, pairs = len(tensors), iter(tensors.items())
+    else:
+        try:
+            pairs = iter(tensors)
+        except TypeError:
+            raise Invalid("tensors: is neither a mapping nor pairs of name and tensor") from None
+        listed = list(pairs)
+        count, pairs = len(listed), iter(listed)
+    array = (_abi.Tensor * count)()
+    keep: List[Any] = []
+    on_gpus: List[Piece] = []
+    for row, pair in zip(array, pairs):
         try:
             name, tensor = pair
         except (TypeError, ValueError):
             raise Invalid("tensors: is neither a mapping nor pairs of name and tensor") from None
         if not isinstance(name, str):
             raise Invalid(f"tensors: the name {name!r} is no str")
-        pieces.append((name.encode(), piece_of(name, tensor)))
-    array = (_abi.Tensor * len(pieces))()
-    for row, (name, piece) in zip(array, pieces):
-        if len(piece.shape) > _abi.DIMS_MAX:
-            raise Invalid(f"tensors: {name.decode()!r} has more than {_abi.DIMS_MAX} dimensions")
-        row.name, row.data, row.bytes = name, piece.address, piece.nbytes
-        row.dtype, row.device, row.ndim = piece.dtype.code, piece.device, len(piece.shape)
-        row.local_shape[: len(piece.shape)] = piece.shape
+        piece = piece_of(name, tensor)
+        ndim = len(piece.shape)
+        if ndim > _abi.DIMS_MAX:
+            raise Invalid(f"tensors: {name!r} has more than {_abi.DIMS_MAX} dimensions")
+        row.name, row.data, row.bytes = name.encode(), piece.address, piece.nbytes
+        row.dtype, row.device, row.ndim = piece.dtype.code, piece.device, ndim
+        row.local_shape[:ndim] = piece.shape
         if piece.global_shape is not None and piece.offset is not None:
-            row.global_shape[: len(piece.shape)] = piece.global_shape
-            row.offset[: len(piece.shape)] = piece.offset
-    return array, [piece for _, piece in pieces]
+            row.global_shape[:ndim] = piece.global_shape
+            row.offset[:ndim] = piece.offset
+        keep.append(piece.keep)
+        if piece.device != _abi.HOST:
+            on_gpus.append(piece)
+    return array, keep, on_gpus
 
 
 class Place(NamedTuple):
