@@ -304,7 +304,8 @@ def test_asyncio_is_imported_by_those_who_use_it():
     "tensors, sentence",
     [
         ({"a": "text"}, "'a' is a str"), ({"a": 5}, "'a' is a int"), ({5: b""}, "name 5"),
-        ([1], "neither a mapping nor pairs"), ({"a": memoryview(bytes(8))[::2]}, "not contiguous"),
+        ([1], "neither a mapping nor pairs"), (5, "neither a mapping"),
+        ({"a": memoryview(bytes(8))[::2]}, "not contiguous"),
         ({"": memory(0)}, "name"), ({"a": memory(0).cast("B", (1,) * 9 + (SIZE,))}, "dimensions"),
     ],
 )  # fmt: skip

@@ -281,7 +281,7 @@ async def load(
     timeout: Time = DEFAULT, progress: Told = None, tqdm: bool = False,
 ) -> Dict[str, Any]:  # fmt: skip
     """As :func:`tensorhub.load`."""
-    return await run(load_steps(Handle, model, version, agent, timeout, progress, tqdm))
+    return await run(load_steps(Handle, _Observer, model, version, agent, timeout, progress, tqdm))
 
 
 @_as_in(publisher.Publisher)

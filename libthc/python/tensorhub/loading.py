@@ -5,7 +5,7 @@ import itertools
 import os
 import socket
 from contextlib import ExitStack
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 from . import _abi, errors
 from ._steps import DEFAULT, Op, Steps, Time, log, remaining, run, seconds
@@ -13,6 +13,7 @@ from .handle import VERB_S, Base, Handle, VersionSpec
 from .progress import Report, Told, report_of
 from .results import Manifest
 from .tensors import Piece, pieces_after
+from .watching import _Observer
 
 _numbers = itertools.count(1)
 Left = Callable[[], Optional[float]]  # seconds until the deadline; None: there is none
@@ -74,7 +75,7 @@ def _group(
 
 
 def load_steps(
-    kind: Callable[..., Base], model: str, version: VersionSpec, agent: Optional[str],
+    kind: Type[Base], observer: Type[Base], model: str, version: VersionSpec, agent: Optional[str],
     timeout: Time, progress: Told, tqdm: bool,
 ) -> Steps[Dict[str, Any]]:  # fmt: skip
     left = remaining(seconds(timeout, VERB_S))
@@ -89,7 +90,8 @@ def load_steps(
             leave.callback(handle._abandon)
             return handle
 
-        looks = member(_name(), 0, 1)
+        looks = observer(model, None, 0, 1, 0, None, None, agent, 0, DEFAULT)
+        leave.callback(looks._abandon)
         yield from looks._open(left())
         tried: Optional[Tuple[int, int]] = None
         while True:
@@ -134,4 +136,4 @@ def load(
     is the directory of the agent; ``timeout`` that of the whole, 1,800 s; ``progress`` and ``tqdm``
     are those of :meth:`Handle.replicate`.
     """
-    return run(load_steps(Handle, model, version, agent, timeout, progress, tqdm))
+    return run(load_steps(Handle, _Observer, model, version, agent, timeout, progress, tqdm))
