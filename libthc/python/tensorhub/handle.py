@@ -23,6 +23,7 @@ from .tensors import Tensors, pieces_after, rows_of
 OPEN_S = 30.0  # thc_open's default
 HELLO_S = 0.6  # and half a second of libthc's: after one an agent says that it reaches no server
 VERB_S = 1800.0  # every other verb's: a straggler behind a checkpoint must not end a run
+TENSOR_S = 20e-6  # what one more may take to register, on a busy machine
 LEAVE_S = 5.0  # what an abandon may take
 
 VersionSpec = Union[int, str]
@@ -275,6 +276,7 @@ class Base:
                     "thc_register", self._shard, array, len(array), c.sizeof(_abi.Tensor), ms
                 ),
                 self._limit(timeout),
+                pause=0.05 + len(array) * TENSOR_S,
             )
         except errors.Error:
             self._keep = before
