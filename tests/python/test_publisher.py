@@ -104,6 +104,59 @@ def test_what_comes_one_by_one_is_never_tied(trainer, model):
     assert {name: list(t) for name, t in th.load(model).items()} == {"a": [0], "b": [1], "c": [2]}
 
 
+def once(*numbers):
+    """What a framework gives: tensors one by one, once, each in the place of the one before."""
+    room = values(0)
+    for i, number in enumerate(numbers):
+        room[0] = number
+        yield f"w{i}", room
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_each_publish_may_have_tensors_of_its_own_that_come_once(trainer, model, buffers):
+    with th.Publisher(trainer, buffers=buffers) as publisher:
+        for step in range(1, 5):
+            publisher.publish(step, once(step, -step))
+            held = {s: [list(t) for t in th.load(model, s).values()] for s in trainer.list()}
+            kept = range(max(1, step - buffers + 1), step + 1)
+            assert held == {s: [[s], [-s]] for s in kept}
+        with pytest.raises(th.Layout, match="'w2' is .* and was not there at first"):
+            publisher.publish(9, once(1, 2, 3))
+        with pytest.raises(th.Invalid, match="source: this publisher has none"):
+            publisher.publish(9)
+        publisher.publish(5, {"w0": values(7), "w1": values(8)})
+        assert [list(t) for t in th.load(model, 5).values()] == [[7], [8]]
+
+
+def test_tensors_that_come_once_and_fail_leave_the_handle_as_it_was(trainer, model):
+    def broken():
+        yield from once(1)
+        raise OSError("the checkpoint cannot be read")
+
+    publisher = th.Publisher(trainer)
+    before = blocks()
+    with pytest.raises(OSError, match="cannot be read"):
+        publisher.publish(1, broken())
+    assert blocks() == before and publisher.handles == () and not trainer.list()
+    publisher.publish(1, once(1, 2))
+    assert [list(t) for t in th.load(model).values()] == [[1], [2]]
+
+
+def test_tensors_that_come_once_lie_in_few_blocks(trainer, model):
+    """Not one for each tensor: each is a file, and an agent has so many."""
+    sizes = [1 << 20] + [4096] * 300 + [3 << 20, 8]
+    before = blocks()
+    publisher = th.Publisher(trainer)
+    publisher.publish(1, ((f"w{i}", bytes([i % 251]) * size) for i, size in enumerate(sizes)))
+    assert blocks() - before <= 4
+    with open("/proc/self/smaps") as f:
+        text = f.read().split("/memfd:thc-memory")[1:]
+    mapped = sum(int(one.split("Size:")[1].split()[0]) << 10 for one in text)
+    assert sum(sizes) <= mapped <= 2 * sum(sizes)
+    loaded = th.load(model)
+    assert all(bytes(loaded[f"w{i}"]) == bytes([i % 251]) * size for i, size in enumerate(sizes))
+
+
 # ---- buffers -------------------------------------------------------------------------------------
 
 
@@ -210,7 +263,7 @@ def test_members_of_a_group_publish_together(agent, model):
 @pytest.mark.parametrize(
     "source, options, sentence",
     [
-        (5, {}, "source: a int"), (None, {}, "source: a NoneType"), ({}, {}, "no tensors"),
+        (5, {}, "source: a int"), ({}, {}, "no tensors"),
         (iter([]), {}, "gives its tensors once"), ([5], {}, "other things than name and tensor"),
         ([(1, values(1))], {}, "name 1 is no str"), ({"w": "text"}, {}, "'w' is a str"),
         ([("w", values(1)), ("w", values(2))], {}, "'w' comes twice"),

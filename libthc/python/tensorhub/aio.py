@@ -288,8 +288,10 @@ async def load(
 class Publisher(Buffers):
     """As :class:`tensorhub.Publisher`; the first publish() prepares it. Copying holds the loop."""
 
-    async def publish(self, step: int, *, timeout: Time = DEFAULT) -> None:
-        await run(self._publish(step, timeout))
+    async def publish(
+        self, step: int, source: Any = None, *, timeout: Time = DEFAULT
+    ) -> None:
+        await run(self._publish(step, source, timeout))
 
     async def close(self, *, timeout: Time = DEFAULT) -> None:
         await run(self._close(timeout))

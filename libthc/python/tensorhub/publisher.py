@@ -13,7 +13,7 @@ from . import _abi, dtypes, errors
 from ._steps import DEFAULT, Steps, Time, remaining, run
 from .handle import Base, Handle
 from .memory import Block, bytes_of, tensor_in, view_in
-from .tensors import Piece, Place, new_pieces, piece_of
+from .tensors import Heap, Piece, Place, new_pieces, piece_of
 
 CAST = ("F64", "F32", "F16", "BF16")  # from and to these; others would need scales, or no cast
 BUFFERS_MAX = 16
@@ -116,12 +116,15 @@ def _copy(target: Any, piece: Piece) -> None:
 class Buffers:
     """What a publisher has, whoever waits."""
 
-    def __init__(self, handle: Base, source: Any, dtype: Any = None, buffers: int = 1) -> None:
+    def __init__(
+        self, handle: Base, source: Any = None, dtype: Any = None, buffers: int = 1
+    ) -> None:
         if not isinstance(handle, Base):
             raise errors.Invalid(f"handle: {handle!r} is no handle of tensorhub.open")
         if isinstance(source, Iterator):
             raise errors.Invalid(
-                "source: an iterator gives its tensors once; give a callable that returns one"
+                "source: an iterator gives its tensors once; give a callable that returns one, or "
+                "each publish its own: Publisher(handle), publish(step, tensors)"
             )
         self._dtype = None if dtype is None else dtypes.of(dtype)
         if self._dtype is not None and self._dtype.name not in CAST:
@@ -144,42 +147,57 @@ class Buffers:
         """The handle of each buffer, the caller's first."""
         return tuple(handle for handle, _ in self._buffers)
 
-    def _look(self) -> None:
-        """What the source has. Of what comes one by one an address may come twice: no tie."""
-        pairs, held = _read(self._source)
+    def _look(self, source: Any) -> Optional[Dict[Hashable, Piece]]:
+        """What the source has. Of what comes one by one an address may come twice: no tie.
+
+        Of what comes only once a copy is made meanwhile, and returned.
+        """
+        pairs, held = _read(source)
+        copies: Optional[Dict[Hashable, Piece]] = {} if isinstance(source, Iterator) else None
+        heap = Heap()
         for name, piece in _pieces(list(pairs) if held else pairs):
             if name in self._forms:
                 raise errors.Invalid(f"source: {name!r} comes twice")
             self._forms[name] = _form(piece)
             self._keys[name] = _tie(piece) if held and piece.nbytes else name
+            if copies is not None:
+                copies[name] = heap.piece(self._place(name))
+                _copy(copies[name].keep, piece)
         if not self._forms:
             raise errors.Invalid("source: has no tensors")
+        return copies
+
+    def _place(self, name: str) -> Place:
+        form = self._forms[name]
+        cast = self._dtype if form.dtype.name in CAST else None
+        if cast is not None and form.by == "buffer":
+            raise errors.Invalid(f"dtype: {name!r} is a buffer; give numpy or torch to cast it")
+        return Place(cast or form.dtype, *form[1:4], _MAKERS[form.by])
 
     def _allocate(self) -> Dict[Hashable, Piece]:
         """Memory for a copy of all of it."""
         first: Dict[Hashable, Place] = {}
         for name, key in self._keys.items():
-            form = self._forms[name]
-            cast = self._dtype if form.dtype.name in CAST else None
-            if cast is not None and form.by == "buffer":
-                raise errors.Invalid(f"dtype: {name!r} is a buffer; give numpy or torch to cast it")
-            place = Place(cast or form.dtype, *form[1:4], _MAKERS[form.by])
-            first.setdefault(key, place)
+            first.setdefault(key, self._place(name))
         return dict(zip(first, new_pieces(list(first.values()))))
 
-    def _prepare(self, timeout: Time) -> Steps[None]:
-        """The caller's handle comes last: when anything fails it is as it was."""
+    def _prepare(self, source: Any, timeout: Time) -> Steps[bool]:
+        """The caller's handle comes last: when anything fails it is as it was.
+
+        True: the first buffer has a copy already, of tensors that come only once.
+        """
         left = remaining(self._handle._limit(timeout))
         self._handle._check()
         self._forms, self._keys = {}, {}
-        self._look()
+        copied = self._look(source)
         made = [self._handle._beside(f"{self._handle.replica}+{i}") for i in range(1, self._count)]
         buffers = []
         try:
             for handle in [*made, self._handle]:
                 if handle is not self._handle:
                     yield from handle._open(left())
-                copies = self._allocate()
+                first = copied if handle is self._handle else None
+                copies = self._allocate() if first is None else first
                 rows = {name: copies[key] for name, key in self._keys.items()}
                 yield from handle._register(rows, left())
                 buffers.append((handle, {key: piece.keep for key, piece in copies.items()}))
@@ -188,6 +206,7 @@ class Buffers:
                 handle._abandon()
             raise
         self._buffers = buffers[-1:] + buffers[:-1]
+        return copied is not None
 
     def _checked(self, pieces: Iterable[Tuple[str, Piece]]) -> Iterator[Tuple[Hashable, Piece]]:
         """Layout when the source is not what it was."""
@@ -213,27 +232,38 @@ class Buffers:
                 f"source: {name!r} was there at first and is not; make another Publisher"
             )
 
-    def _publish(self, step: int, timeout: Time) -> Steps[None]:
+    def _publish(self, step: int, source: Any, timeout: Time) -> Steps[None]:
         left = remaining(self._handle._limit(timeout))
         if self._closed:
             raise errors.State("publisher: it is closed; make another one")
         self._handle._publish(step, timeout)  # a step that is no version is refused here
+        source = self._source if source is None else source
+        if source is None:
+            raise errors.Invalid("source: this publisher has none; give publish the tensors")
+        copied = False
         if not self._buffers:
-            yield from self._prepare(left())
+            copied = yield from self._prepare(source, left())
         handle, targets = self._buffers[self._next]
-        pairs, held = _read(self._source)
+        if not copied:
+            yield from self._fill(handle, targets, source, left())
+        yield from handle._operate(*handle._publish(step, left()))
+        self._next = (self._next + 1) % len(self._buffers)
+
+    def _fill(
+        self, handle: Base, targets: Dict[Hashable, Any], source: Any, timeout: Time
+    ) -> Steps[None]:
+        """Copies into a buffer, when nobody has its version any more."""
+        pairs, held = _read(source)
         pieces: Iterable[Tuple[Hashable, Piece]] = self._checked(_pieces(pairs))
         if held:  # all of it is looked at before anything changes
             pieces = list(pieces)
         if handle.version is not None:
-            yield from handle._operate(*handle._unpublish(False, left()))
+            yield from handle._operate(*handle._unpublish(False, timeout))
         copied = set()
         for key, piece in pieces:
             if key not in copied:
                 copied.add(key)
                 _copy(targets[key], piece)
-        yield from handle._operate(*handle._publish(step, left()))
-        self._next = (self._next + 1) % len(self._buffers)
 
     def _close(self, timeout: Time) -> Steps[None]:
         self._closed = True
@@ -259,8 +289,9 @@ class Publisher(Buffers):
     of these: it is asked at each publish, and its names, shapes and types stay what they were at
     first. Tensors of torch (on a GPU, too; of a DTensor the box of this rank), numpy and buffers,
     contiguous or not. A callable may return a generator: then one tensor is there at a time, ties
-    are not seen, and it runs once at first to see what there is. ``dtype``: F64, F32, F16 and BF16
-    are cast to it, other types are copied as they are.
+    are not seen, and it runs once at first to see what there is. Or there is none, and each publish
+    is given its own: an iterator, too, which is run once. ``dtype``: F64, F32, F16 and BF16 are
+    cast to it, other types are copied as they are.
 
     ``handle`` must have no tensors: its own are the copies, in memory that agents map. It holds one
     version, so with one buffer publish() takes the version before back first and waits until nobody
@@ -270,18 +301,23 @@ class Publisher(Buffers):
     reads the oldest. Members of a group make publishers with the same ``buffers``.
     """
 
-    def __init__(self, handle: Handle, source: Any, dtype: Any = None, buffers: int = 1) -> None:
+    def __init__(
+        self, handle: Handle, source: Any = None, dtype: Any = None, buffers: int = 1
+    ) -> None:
         super().__init__(handle, source, dtype, buffers)
-        run(self._prepare(DEFAULT))
+        if source is not None:
+            run(self._prepare(source, DEFAULT))
 
-    def publish(self, step: int, *, timeout: Time = DEFAULT) -> None:
+    def publish(self, step: int, source: Any = None, *, timeout: Time = DEFAULT) -> None:
         """Copies, publishes as version ``step``, and returns when all members have done so.
+
+        ``source``: the tensors of this step, where they are not the publisher's own.
 
         Layout: the source is not what it was. Where that, or taking the old version back, fails,
         nothing has changed. When a generator fails, or the publish, its buffer has no version, and
         the next call begins again. ``timeout`` is that of all of it but the copying.
         """
-        run(self._publish(step, timeout))
+        run(self._publish(step, source, timeout))
 
     def close(self, *, timeout: Time = DEFAULT) -> None:
         """Closes the handles that it has opened. The caller's stays, with what it holds."""

@@ -276,13 +276,42 @@ class Place(NamedTuple):
 def new_pieces(places: Sequence[Place]) -> List[Piece]:
     """New tensors in one block of memory that agents map; ``keep`` of each is the tensor."""
     offsets, nbytes = place([(one.shape, one.dtype) for one in places])
-    block, pieces = Block(nbytes), []
-    for at, one in zip(offsets, places):
-        nbytes = bytes_of(one.shape, one.dtype)
-        tensor = one.make(block, at, one.shape, one.dtype)
-        address = block.address + at if nbytes else 0
-        pieces.append(Piece(address, nbytes, *one[:2], _abi.HOST, *one[2:4], tensor))
-    return pieces
+    block = Block(nbytes)
+    return [_new_piece(block, at, one) for at, one in zip(offsets, places)]
+
+
+def _new_piece(block: Block, at: int, one: Place) -> Piece:
+    nbytes = bytes_of(one.shape, one.dtype)
+    tensor = one.make(block, at, one.shape, one.dtype)
+    address = block.address + at if nbytes else 0
+    return Piece(address, nbytes, *one[:2], _abi.HOST, *one[2:4], tensor)
+
+
+class Heap:
+    """The same for tensors that become known one by one: in few blocks, with little left over.
+
+    A block is as large as all before it, within BLOCK_BYTES, or as the tensor that it is made for;
+    what is left in one goes to a tensor that fits.
+    """
+
+    BLOCK_BYTES = 256 << 20
+
+    def __init__(self) -> None:
+        self._blocks: List[Tuple[Block, int]] = []  # and how far it is taken
+
+    def piece(self, one: Place) -> Piece:
+        """A new tensor."""
+        _, nbytes = place([(one.shape, one.dtype)])
+        for i, (block, end) in enumerate(self._blocks):
+            if end + nbytes <= block.nbytes:
+                break
+        else:
+            before = sum(block.nbytes for block, _ in self._blocks)
+            i, end = len(self._blocks), 0
+            block = Block(max(nbytes, min(before, self.BLOCK_BYTES)))
+            self._blocks.append((block, end))
+        self._blocks[i] = (block, end + nbytes)
+        return _new_piece(block, end, one)
 
 
 def pieces_after(manifest: Manifest) -> Dict[str, Piece]:
