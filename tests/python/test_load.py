@@ -78,6 +78,15 @@ def bf16():
     return made
 
 
+@pytest.mark.parametrize("shape, dtype", [((2,), "BF16"), ((2,), "F8_E4M3"), ((0, 4), "F32")])
+def test_what_no_memoryview_can_say_is_not_made(shape, dtype):
+    """It would be registered as another type or shape."""
+    before = blocks()
+    with pytest.raises(th.Invalid, match=f"no memoryview is {dtype}.*import torch"):
+        th.empty(shape, dtype)
+    assert blocks() == before
+
+
 def test_allocate_of_another_shard(agent, model):
     with published(model, [{"a": memory(1)}, {"b": memory(2)}]):
         with th.open(model, replica="r", shard=0, num_shards=2) as r:

@@ -92,11 +92,13 @@ def view_in(block: Block, offset: int, shape: Sequence[int], kind: dtypes.DType)
 def empty(shape: Sequence[int], dtype: Any) -> Any:
     """A tensor of this shape in memory that agents map; its bytes are zero.
 
-    A torch tensor where torch is imported, else a memoryview. ``dtype`` is one of torch or numpy,
-    or a name such as "BF16".
+    A torch tensor where torch is imported, else a memoryview, which has elements, and a type of
+    Python's: no BF16. ``dtype`` is one of torch or numpy, or a name such as "BF16".
     """
     kind = dtypes.of(dtype)
     (offset,), nbytes = place([(shape, kind)])
+    if "torch" not in sys.modules and (kind.format is None or nbytes == 0):
+        raise Invalid(f"dtype: no memoryview is {kind.name} {tuple(shape)}; import torch first")
     return tensor_in(Block(nbytes), offset, shape, kind)
 
 
