@@ -13,7 +13,8 @@ from importlib.util import find_spec
 
 import pytest
 import tensorhub as th
-from conftest import BUILD, ROOT, memory
+from cluster import BUILD
+from conftest import ROOT, memory
 
 PAGE = os.path.join(ROOT, "man", "tensorhub-recipes.7")
 PROGRAMS = ("tools", "daemon", "server")  # folders of the build
