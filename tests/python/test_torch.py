@@ -120,6 +120,29 @@ def test_a_tensor_that_cannot_be_registered_is_named(agent, model, make, sentenc
         t.register({"good": torch.rand(3)})
 
 
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda t: t.resize_(4096), lambda t: t.set_(torch.rand(64)),
+        lambda t: setattr(t, "data", torch.rand(64)),
+    ],
+    ids=["resize", "set", "data"],
+)  # fmt: skip
+def test_a_tensor_that_has_other_memory_now_is_named(agent, model, give):
+    """Its old memory is freed and may be anybody's: nothing is read there, and nothing written."""
+    tensor = torch.rand(64)
+    with th.open(model, replica="t") as t:
+        t.register({"good": torch.rand(3), "odd one": tensor})
+        give(tensor)
+        for verb in (t.publish, t.publish_async, t.replicate, t.replicate_async, t.update):
+            with pytest.raises(th.StaleMemory, match="'odd one'"):
+                verb(1, timeout=5)
+        t.unregister()
+        t.register({"good": torch.rand(3), "odd one": tensor})
+        t.publish(1)
+        t.unpublish()
+
+
 def test_a_layout_that_differs_names_the_tensor(agent, model):
     with th.open(model, replica="t") as t, th.open(model, replica="r") as r:
         t.register({"w": torch.rand(4, 4)})

@@ -267,9 +267,9 @@ class Base:
 
     def _register(self, tensors: Tensors, timeout: Time) -> Steps[None]:
         self._check()
-        array, keep, on_gpus = rows_of(tensors)
+        array, kept, on_gpus = rows_of(tensors)
         before = self._keep
-        self._keep = now = Registered(keep, on_gpus, before)  # also when this is interrupted
+        self._keep = now = Registered(kept, on_gpus, before)  # also when this is interrupted
         try:
             yield from in_slices(
                 lambda ms: _abi.call(
@@ -298,6 +298,7 @@ class Base:
 
     def _publish(self, version: int, timeout: Time) -> Submission:
         number, ms = _count("version", version), milliseconds(self._limit(timeout))
+        self._keep.check()
         return Op(self, "publish"), "thc_publish_submit", number, ms
 
     def _unpublish(self, force: bool, timeout: Time) -> Submission:
@@ -308,6 +309,7 @@ class Base:
         self, version: VersionSpec, timeout: Time, progress: Told = None, tqdm: bool = False
     ) -> Submission:
         text, ms = spec(version), milliseconds(self._limit(timeout))
+        self._keep.check()
         report = report_of(f"replicate {self.model}", progress, tqdm)
         return Op(self, "replicate", always=True, report=report), "thc_replicate_submit", text, ms
 
@@ -315,6 +317,7 @@ class Base:
         self, version: VersionSpec, timeout: Time, progress: Told = None, tqdm: bool = False
     ) -> Submission:
         text, ms = spec(version), milliseconds(self._limit(timeout))
+        self._keep.check()
         report = report_of(f"update {self.model}", progress, tqdm)
         return Op(self, "update", report=report), "thc_update_submit", text, ms
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .errors import Invalid, MemoryKind
-from .tensors import Piece
+from .tensors import Kept, Piece
 
 LEGACY, PER_THREAD = 1, 2  # default streams, as the driver and __cuda_array_interface__ number them
 _SUCCESS, _NOT_READY = 0, 600
@@ -133,10 +133,10 @@ class Registered:
     """What a handle keeps of its tensors: they stay alive, and tell who writes them."""
 
     def __init__(
-        self, keep: Sequence[Any] = (), on_gpus: Sequence[Piece] = (),
+        self, kept: Optional[Kept] = None, on_gpus: Sequence[Piece] = (),
         before: "Optional[Registered]" = None,
     ) -> None:  # fmt: skip
-        self._keep = keep
+        self._kept = kept
         self.before = before  # until it is known which of both are registered
         self._at: Dict[int, int] = {}  # some address on each GPU
         self._torch: Dict[int, None] = {}  # GPUs with tensors of torch, in the order of their names
@@ -147,6 +147,11 @@ class Registered:
                 self._torch[piece.device] = None
             else:
                 self._arrays.append(piece)
+
+    def check(self) -> None:
+        """StaleMemory: a tensor has left its memory since."""
+        if self._kept is not None:
+            self._kept.check()
 
     def writers(self, stream: Any = None) -> Sequence[Any]:
         """Streams to wait for: objects with synchronize() and query().

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 from typing import Tuple, Union
 
 from . import _abi, dtypes
-from .errors import Invalid
+from .errors import Invalid, StaleMemory
 from .memory import Block, bytes_of, place, tensor_in
 from .results import Manifest
 
@@ -223,7 +223,40 @@ def _dlpack(name: str, tensor: Any) -> Piece:
     return _array(name, array.__array_interface__, array, _abi.HOST)._replace(keep=tensor)
 
 
-def rows_of(tensors: Tensors) -> Tuple[Any, List[Any], List[Piece]]:
+class Kept:
+    """What must live while it is registered, and where tensors of torch lay then."""
+
+    def __init__(self) -> None:
+        self._objects: List[Any] = []
+        self._torch: List[Any] = []
+        self._addresses: List[int] = []
+        self._names: List[str] = []
+
+    def add(self, name: str, piece: Piece) -> None:
+        """Keeps the memory of one tensor."""
+        self._objects.append(piece.keep)
+        if piece.by == "torch" and piece.nbytes:
+            self._torch.append(piece.keep)
+            self._addresses.append(piece.address)
+            self._names.append(name)
+
+    def check(self) -> None:
+        """StaleMemory: a tensor of torch has left its memory, which may be anybody's by now.
+
+        libthc knows that where it was unmapped. Buffers and arrays of numpy do not let it happen.
+        """
+        now = [tensor.data_ptr() for tensor in self._torch]
+        if now == self._addresses:
+            return
+        for name, address, before in zip(self._names, now, self._addresses):
+            if address != before:
+                raise StaleMemory(
+                    f"tensors: {name!r} was given other memory after register, by resize_, set_ or "
+                    "an assignment to .data; unregister, and register it anew"
+                )
+
+
+def rows_of(tensors: Tensors) -> Tuple[Any, Kept, List[Piece]]:
     """An array of thc_tensor, what must live while it is registered, and the pieces on GPUs.
 
     One piece is there at a time: as many as there are tensors would set the garbage collector off.
@@ -238,7 +271,7 @@ def rows_of(tensors: Tensors) -> Tuple[Any, List[Any], List[Piece]]:
         listed = list(pairs)
         count, pairs = len(listed), iter(listed)
     array = (_abi.Tensor * count)()
-    keep: List[Any] = []
+    kept = Kept()
     on_gpus: List[Piece] = []
     for row, pair in zip(array, pairs):
         try:
@@ -257,10 +290,10 @@ def rows_of(tensors: Tensors) -> Tuple[Any, List[Any], List[Piece]]:
         if piece.global_shape is not None and piece.offset is not None:
             row.global_shape[:ndim] = piece.global_shape
             row.offset[:ndim] = piece.offset
-        keep.append(piece.keep)
+        kept.add(name, piece)
         if piece.device != _abi.HOST:
             on_gpus.append(piece)
-    return array, keep, on_gpus
+    return array, kept, on_gpus
 
 
 class Place(NamedTuple):
