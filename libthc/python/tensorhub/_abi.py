@@ -225,3 +225,16 @@ def check(code: int, name: str) -> int:
     if code < 0:
         raise errors.from_code(code, lib.thc_errmsg().decode(errors="replace"), name)
     return code
+
+
+def text(argument: str, value: Any) -> bytes:
+    """A str as C has it."""
+    if not isinstance(value, str):
+        raise errors.Invalid(f"{argument}: {value!r} is no str")
+    try:
+        raw = value.encode()
+    except UnicodeEncodeError as failure:
+        raise errors.Invalid(f"{argument}: {value!r} is no UTF-8 ({failure.reason})") from None
+    if b"\0" in raw:
+        raise errors.Invalid(f"{argument}: {value!r} has a null character")
+    return raw

@@ -44,12 +44,6 @@ class Event(enum.IntFlag):
 _handles: "weakref.WeakSet[Base]" = weakref.WeakSet()
 
 
-def _text(argument: str, value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise errors.Invalid(f"{argument}: {value!r} is no str")
-    return value.encode()
-
-
 def _count(argument: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
         raise errors.Invalid(f"{argument}: {value!r} is no whole number from 0")
@@ -59,7 +53,7 @@ def _count(argument: str, value: Any) -> int:
 def spec(version: Any) -> bytes:
     """A version as libthc reads it: a number, "latest" or "latest-2"."""
     if isinstance(version, str):
-        return version.encode()
+        return _abi.text("version", version)
     return str(_count("version", version)).encode()
 
 
@@ -73,11 +67,16 @@ def _launch() -> Optional[str]:
 
 
 def _rules(retain: Union[None, str, int, Iterable[VersionSpec]]) -> Optional[bytes]:
-    if retain is None or isinstance(retain, str):
-        return retain.encode() if retain else None
     if isinstance(retain, int):
         retain = ["latest"] + [f"latest-{i}" for i in range(1, _count("retain", retain))]
-    return ",".join(str(one) for one in retain).encode() or None
+    if retain is not None and not isinstance(retain, str):
+        try:
+            retain = ",".join(map(str, retain))
+        except TypeError:
+            raise errors.Invalid(
+                f"retain: {retain!r} is no rule, no list of rules and no number of versions"
+            ) from None
+    return _abi.text("retain", retain) if retain else None
 
 
 class Base:
@@ -108,14 +107,14 @@ class Base:
         self.shard, self.num_shards = shard, num_shards
         self._opts = _abi.OpenOpts(
             struct_size=c.sizeof(_abi.OpenOpts),
-            model=_text("model", model),
-            replica=None if replica is None else _text("replica", replica),
+            model=_abi.text("model", model),
+            replica=None if replica is None else _abi.text("replica", replica),
             shard=min(_count("shard", shard), 2**32 - 1),
             num_shards=min(_count("num_shards", num_shards), 2**32 - 1),
             lineage=_count("lineage", lineage),
             retain=_rules(retain),
-            launch_id=None if launch_id is None else _text("launch_id", launch_id),
-            agent=None if agent is None else _text("agent", agent),
+            launch_id=None if launch_id is None else _abi.text("launch_id", launch_id),
+            agent=None if agent is None else _abi.text("agent", agent),
             flags=flags,
         )
 
@@ -199,7 +198,7 @@ class Base:
         """How the agent reaches a tensor: "direct ...", "copy ...", "cuda-ipc ..." and why."""
         self._check()
         text = c.create_string_buffer(1024)
-        _abi.call("thc_memory_path", self._shard, _text("name", name), text, len(text))
+        _abi.call("thc_memory_path", self._shard, _abi.text("name", name), text, len(text))
         return text.value.decode(errors="replace")
 
     def set_attribute(self, name: str, value: Optional[bytes]) -> None:
@@ -208,7 +207,7 @@ class Base:
         if value is not None and not isinstance(value, (bytes, bytearray)):
             raise errors.Invalid(f"value: {type(value).__name__} is no bytes")
         raw = None if value is None else bytes(value)
-        _abi.call("thc_set_attribute", self._shard, _text("name", name), raw, len(raw or b""))
+        _abi.call("thc_set_attribute", self._shard, _abi.text("name", name), raw, len(raw or b""))
 
     # ---- waiting ------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ and is freed with the last tensor that lies in it.
 """
 
 import ctypes as c
+import operator
 import sys
 from typing import Any, Dict, Sequence, Tuple
 
@@ -21,6 +22,8 @@ class Block:
 
     def __init__(self, nbytes: int, huge: bool = False) -> None:
         self._pointer, self.nbytes = c.c_void_p(), nbytes
+        if nbytes >= 2**63:  # ctypes would take the lower 64 bits
+            raise Invalid(f"nbytes: {nbytes} are more than an address can tell apart")
         flags = _abi.ALLOC_HUGE if huge else 0
         _abi.call("thc_alloc", max(nbytes, 1), flags, c.byref(self._pointer))
 
@@ -41,12 +44,21 @@ class Block:
         return array
 
 
+def numbers(argument: str, values: Any) -> Tuple[int, ...]:
+    """A shape, or a place in one."""
+    try:
+        found = tuple(map(operator.index, values))
+    except TypeError:
+        raise Invalid(f"{argument}: {values!r} is no sequence of whole numbers") from None
+    if not all(0 <= one < 2**63 for one in found):
+        raise Invalid(f"{argument}: {found} has a number that is negative, or 2**63 or more")
+    return found
+
+
 def count_of(shape: Sequence[int]) -> int:
     """Elements of a tensor of this shape; 1 for a scalar."""
     count = 1
     for size in shape:
-        if size < 0:
-            raise Invalid(f"shape: {tuple(shape)} has a negative size")
         count *= size
     return count
 
@@ -95,7 +107,7 @@ def empty(shape: Sequence[int], dtype: Any) -> Any:
     A torch tensor where torch is imported, else a memoryview, which has elements, and a type of
     Python's: no BF16. ``dtype`` is one of torch or numpy, or a name such as "BF16".
     """
-    kind = dtypes.of(dtype)
+    kind, shape = dtypes.of(dtype), numbers("shape", shape)
     (offset,), nbytes = place([(shape, kind)])
     if "torch" not in sys.modules and (kind.format is None or nbytes == 0):
         raise Invalid(f"dtype: no memoryview is {kind.name} {tuple(shape)}; import torch first")
@@ -108,6 +120,8 @@ def share_(module: Any) -> Any:
     In place: the module and its optimizer keep the same Parameter objects, and tied weights stay
     tied. What lies on a GPU, or has no bytes, stays. Returns the module.
     """
+    if not (hasattr(module, "parameters") and hasattr(module, "buffers")):
+        raise Invalid(f"module: {module!r} is no module of torch")
     found: Dict[Tuple[int, Any, Any, Any], Any] = {}
     tensors = list(module.parameters()) + list(module.buffers())
     plain = [t for t in tensors if t.device.type == "cpu" and t.numel() > 0]

@@ -13,7 +13,7 @@ from typing import Tuple, Union
 
 from . import _abi, dtypes
 from .errors import Invalid, StaleMemory
-from .memory import Block, bytes_of, place, tensor_in
+from .memory import Block, bytes_of, numbers, place, tensor_in
 from .results import Manifest
 
 Tensors = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
@@ -52,7 +52,9 @@ def piece_of(name: str, tensor: Any, strided: bool = False) -> Piece:
     if isinstance(tensor, Piece):
         return tensor
     if isinstance(tensor, Part):
-        piece, whole, offset = piece_of(name, tensor.tensor, strided), *map(tuple, tensor[1:])
+        piece = piece_of(name, tensor.tensor, strided)
+        whole = numbers(f"tensors: {name!r}: global_shape", tensor.global_shape)
+        offset = numbers(f"tensors: {name!r}: offset", tensor.offset)
         if not len(piece.shape) == len(whole) == len(offset):
             raise Invalid(f"tensors: {name!r} has {len(piece.shape)} dimensions, its box others")
         return piece._replace(global_shape=whole, offset=offset)
@@ -284,7 +286,7 @@ def rows_of(tensors: Tensors) -> Tuple[Any, Kept, List[Piece]]:
         ndim = len(piece.shape)
         if ndim > _abi.DIMS_MAX:
             raise Invalid(f"tensors: {name!r} has more than {_abi.DIMS_MAX} dimensions")
-        row.name, row.data, row.bytes = name.encode(), piece.address, piece.nbytes
+        row.name, row.data, row.bytes = _abi.text("tensors", name), piece.address, piece.nbytes
         row.dtype, row.device, row.ndim = piece.dtype.code, piece.device, ndim
         row.local_shape[:ndim] = piece.shape
         if piece.global_shape is not None and piece.offset is not None:
