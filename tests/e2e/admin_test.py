@@ -12,6 +12,7 @@ from cluster import BUILD, Process, cluster, expect_error, main, wait_for, with_
 with_library()
 import library
 import memory_kinds
+import raw
 import tensorhub as th
 
 OK, FAILED, DEGRADED, TIMED_OUT = 0, 1, 5, 6
@@ -64,6 +65,11 @@ def an_evicted_replica_says_so_in_every_call():
             (holder.unregister,),
             (lambda: holder.list(group=True),),
             (holder.wait, lambda _: False),
+            (raw.inside, holder, "publish", 2),
+            (raw.inside, holder, "replicate", "1"),
+            (raw.inside, holder, "update", "latest"),
+            (raw.inside, holder, "unpublish", 0),
+            (raw.wait, holder, lambda _: False),
         ):
             e = expect_error("EVICTED", call, *args)
             assert "operator" in str(e) and "open again" in str(e), e

@@ -71,7 +71,7 @@ def other_bytes():
         assert r.call("digest") == want, "the bytes of the first"
         wait_conflict(w2)
         assert listed(r) == ["r", "w1"]
-        error = expect_error("VERSION_CONFLICT", w2.call, "unpublish")
+        error = expect_error("VERSION_CONFLICT", w2.call, "inside", verb="unpublish", argument=0)
         print(f"  {error.text}")
         assert "w1" in error.text and "w2" in error.text, error.text
         # Once: then it can go on. The first has not noticed anything.
@@ -103,8 +103,8 @@ def a_replica_keeps_the_version_what_it_is():
         w.call("publish", version=1)
         wait_conflict(w)
         # update takes what is listed in place of what is not.
-        expect_error("VERSION_CONFLICT", w.call, "update", version="latest")
-        expect_error("VERSION_CONFLICT", w.call, "replicate", version="1")
+        for verb, version in (("update", "latest"), ("replicate", "1")):
+            expect_error("VERSION_CONFLICT", w.call, "inside", verb=verb, argument=version)
         assert w.call("update", version="latest")["updated"] == 1
         assert w.call("digest") == want
         assert listed(r) == ["r", "w"]

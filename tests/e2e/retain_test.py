@@ -124,8 +124,9 @@ def nowhere_to_keep_it():
         w.call("fill", seed=2)
         w.call("publish", version=2)
         # The reader has the last one of version 1.
-        for command in ("update", "unpublish"):
-            expect_error("NOMEM_RETAIN", r.call, command)
+        for verb, argument in (("update", "latest"), ("unpublish", 0)):
+            expect_error("NOMEM_RETAIN", r.call, verb)
+            expect_error("NOMEM_RETAIN", r.call, "inside", verb=verb, argument=argument)
             assert r.call("held") == [0, 1] and r.call("digest") == want
         # Closing ends one's own rules first; these are another's.
         error = expect_error("NOMEM_RETAIN", r.call, "close")
