@@ -271,7 +271,7 @@ def test_an_open_without_a_server_says_so(model):
 
 def listed(handle):
     with contextlib.suppress(th.NoServer):
-        return handle.list(timeout=1)
+        return handle.list(timeout=30)
 
 
 def test_a_close_waits_for_a_server(model):
