@@ -182,6 +182,8 @@ def the_units_start_what_is_installed():
             # thagentd's drain.timeout of 30 s must fit in.
             if name == "thagentd":
                 assert int(service.get("TimeoutStopSec", "90")) > 30
+                # A container has this directory as a volume: another of its name it would not see.
+                assert service["RuntimeDirectoryPreserve"] == "yes"
             analyze = shutil.which("systemd-analyze")
             if analyze:
                 moved = os.path.join(installed.root, f"{name}.service")
