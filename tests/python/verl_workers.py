@@ -6,7 +6,7 @@ run instead of a model; a rollout is veRL's CheckpointEngineWorker and keeps wha
 """
 
 import os
-import resource
+import weakref
 
 import torch
 from verl.checkpoint_engine import CheckpointEngineRegistry, CheckpointEngineWorker
@@ -37,10 +37,7 @@ class Calls:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def facts(self):
-        """Of the last update, and of this process."""
-        self.checkpoint_engine.times["peak_rss"] = (
-            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        )
+        """Of the last update."""
         return self.checkpoint_engine.times
 
 
@@ -52,24 +49,27 @@ class Trainer(Calls, Worker):
         self.checkpoint_engine = CheckpointEngineRegistry.new(
             BACKEND, is_master=self.rank == 0, bucket_size=1 << 20, **kwargs
         )
-        self.run, self.made = run, 0
+        self.run, self.made, self.alive, self.most_alive = run, 0, weakref.WeakSet(), 0
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def update_weights(self, global_steps=None, mode="auto"):
-        self.made = 0
+        self.made = self.most_alive = 0
         return await self.checkpoint_engine.send_weights(
             self.tensors(global_steps), global_steps=global_steps
         )
 
     def tensors(self, step):
-        for pair in weights(self.run + (step or 0)):
+        for name, tensor in weights(self.run + (step or 0)):
             self.made += 1
-            yield pair
+            self.alive.add(tensor)
+            self.most_alive = max(self.most_alive, len(self.alive))
+            yield name, tensor
+            del tensor
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def count(self):
-        """How many tensors this rank has made: all, or the others would wait for it."""
-        return self.made
+        """How many tensors this rank has made, and how many of them were there at once."""
+        return self.made, self.most_alive
 
 
 class Kept(BaseRollout):
