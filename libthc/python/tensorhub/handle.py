@@ -21,7 +21,6 @@ from .streams import Registered
 from .tensors import Tensors, pieces_after, rows_of
 
 OPEN_S = 30.0  # thc_open's default
-HELLO_S = 0.6  # and half a second of libthc's: after one an agent says that it reaches no server
 VERB_S = 1800.0  # every other verb's: a straggler behind a checkpoint must not end a run
 TENSOR_S = 20e-6  # what one more may take to register, on a busy machine
 LEAVE_S = 5.0  # what an abandon may take
@@ -256,7 +255,6 @@ class Base:
             yield from in_slices(
                 lambda ms: _abi.call("thc_open", c.byref(self._opts), ms, pointer),
                 seconds(timeout, OPEN_S),
-                pause=HELLO_S,
             )
             self._fd = _abi.call("thc_fd", self._shard)
             _handles.add(self)
