@@ -16,6 +16,7 @@ import machine_test
 import paths_test
 from cluster import LONG, Hosts, Worker, cluster, expect_error, main, wait_for
 from rails import Rails, resources
+from restart_test import attached
 
 HOSTS, RAILS = 3, 2
 pool = concurrent.futures.ThreadPoolExecutor()  # what takes its time on several hosts at once
@@ -59,6 +60,7 @@ class Bed:
         try:
             made = [pool.submit(self.agent, h, (options or {}).get(h, ())) for h in range(count)]
             self.agents = [future.result() for future in made]
+            attached(self.c, *(agent.node for agent in self.agents))
             self.before = held()
             yield self
             alive = [h for h, agent in enumerate(self.agents) if agent.alive()]
@@ -316,6 +318,7 @@ def the_reader_agent_is_killed():
         bed.agents[1].signal(signal.SIGKILL)
         bed.quick(1)
         wait_for(lambda: all(held()[name] == idle[name] for name in names), 30, "no queue pairs")
+        bed.agents[1].p.wait(60)  # its memory may take longer to be given back
 
 
 def a_server_and_workers_on_three_hosts():
