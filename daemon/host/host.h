@@ -97,7 +97,7 @@ struct host {
 	uint32_t server_epoch;
 	uint64_t put_inc; /* of the server that has our manifests, or is being sent them */
 	char server_text[TH_CTL_TEXT_BYTES]; /* why not attached */
-	int64_t away_ns;                     /* while not attached: since then */
+	int64_t away_ns; /* while not attached: since then; at first when it should have been */
 	struct host_counters counters;
 
 	bool draining;    /* an operator drains this node */

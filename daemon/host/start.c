@@ -33,6 +33,8 @@
 
 /* A handshake at the data port, and a ticket that comes before its GRANT. */
 #define HELLO_NS INT64_C(2000000000)
+/* What a slow host may need to reach its server first. */
+#define REACH_NS INT64_C(2000000000)
 /* The process of a GPU that does not forget memory is killed long before. */
 #define OFFLOAD_PATIENCE_NS INT64_C(5000000000)
 
@@ -279,7 +281,8 @@ start(struct host *host, struct th_err *err)
 	host->agent_inc = th_random_name();
 	th_random(host->secret.bytes, sizeof(host->secret.bytes));
 	host->start_ns = th_now_ns();
-	host->next_beat_ns = host->away_ns = host->start_ns;
+	host->next_beat_ns = host->start_ns;
+	host->away_ns = host->start_ns + REACH_NS;
 	host->next_expire_ns = host->next_listing_ns = host->next_link_ns = INT64_MAX;
 	/* What is closed again though it was not opened. */
 	legs_init(host);

@@ -172,8 +172,8 @@ def no_server():
         c.agent("a")
         w = c.worker("w", "a")
         start = time.monotonic()
-        expect_error("NO_SERVER", w.call, "open", model="m", replica="w", timeout=1)
-        assert time.monotonic() - start < 3
+        expect_error("NO_SERVER", w.call, "open", model="m", replica="w", timeout=30)
+        assert time.monotonic() - start < 10
         out = c.thctl("status", agent="a", check=False)
         assert out.returncode in (4, 5), (out.returncode, out.stdout)
         # It comes up later on the address that the agent knows: no restart is needed.

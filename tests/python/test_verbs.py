@@ -266,7 +266,7 @@ def test_a_call_that_begins_anew_gets_the_time_that_it_needs(monkeypatch):
 def test_an_open_without_a_server_says_so(model):
     with cluster(server=False) as c:
         with pytest.raises(th.NoServer):
-            th.open(model, agent=c.agent("x").runtime, timeout=1)
+            th.open(model, agent=c.agent("x").runtime, timeout=10)
 
 
 def listed(handle):

@@ -217,7 +217,8 @@ on_open(struct host_session *session, const struct fdmsg_open *open)
 	 * just lost it, gets a while. Who opens again and again in little time hears that, too.
 	 */
 	int64_t now_ns = th_now_ns(), since_ns = host->attached ? now_ns : host->away_ns;
-	session_expire_at(session, th_max_i64(now_ns, since_ns + SERVER_PATIENCE_NS));
+	session_expire_at(
+		session, th_max_i64(now_ns, th_min_i64(now_ns, since_ns) + SERVER_PATIENCE_NS));
 	struct agent_event event = {
 		.kind = AGENT_EV_OPEN, .session = session->id, .u.open = session->open};
 	engine_post(host, &event);
