@@ -64,7 +64,7 @@ def roll_out(model: str, replica: str, last: int) -> None:
                 (theirs,) = struct.unpack("d", h.manifest(h.version).attributes["loss"])
                 ours = loss_of(module).item()
                 assert abs(ours - theirs) < 1e-6, (ours, theirs)
-                # One write a line, though PYTHONUNBUFFERED is set: both rollouts write to one output.
+                # One write a line, with PYTHONUNBUFFERED too: both rollouts write to one output.
                 print(f"{replica}: version {h.version}, loss {ours:.4f}\n", end="", flush=True)
             if h.version >= last:
                 break
