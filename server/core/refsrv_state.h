@@ -335,6 +335,7 @@ struct part {
 	/* Scratch of route.c, valid while mark equals server.mark. */
 	uint64_t mark, below_mark;
 	enum chain chain;
+	bool crosses; /* what it still gets comes from another datacenter, perhaps through others */
 	uint32_t depth, descendants;
 	struct part *walk;
 };

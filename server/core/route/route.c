@@ -5,9 +5,9 @@
  * A copy may be a source when it has the bytes of the version (content.h) and is not being given
  * up, its agents are alive and not blocked for this reader, it has (or reliably gets) all the
  * bytes, does not itself depend on the reader, and is not too far down a chain. Those of agents
- * that have failed two readers come last (agent.c). Among the rest: same agent, same datacenter,
- * least loaded, fewest descendants (so that the root of a running chain does not get a second
- * reader), longest verified prefix, oldest.
+ * that have failed two readers come last (agent.c). Among the rest: no bytes that still cross to
+ * another datacenter, same agent, same datacenter, least loaded, fewest descendants (so that the
+ * root of a running chain does not get a second reader), longest verified prefix, oldest.
  *
  * A part has one current leg, so following it upward is a walk without branches; what a walk finds
  * is remembered in the parts it passed until server.mark changes, so that looking at all copies of
@@ -30,6 +30,7 @@ mark_fresh(const struct refsrv *server, struct part *part)
 		return;
 	part->mark = server->mark;
 	part->chain = CHAIN_UNKNOWN;
+	part->crosses = false;
 	part->depth = 0;
 	part->descendants = 0;
 }
@@ -46,6 +47,14 @@ chain_end(const struct part *part)
 		return part->leg->src == NULL ? CHAIN_ADRIFT : CHAIN_UNKNOWN;
 	/* No source now; but a leg whose end is not known may have brought everything. */
 	return part->num_fills > 0 ? CHAIN_ADRIFT : CHAIN_ORPHAN;
+}
+
+/* One without a member serves nobody. */
+static bool
+parts_near(const struct part *a, const struct part *b)
+{
+	return a->member == NULL || b->member == NULL ||
+	       agent_near(a->member->agent, b->member->agent);
 }
 
 enum chain
@@ -68,6 +77,7 @@ route_chain(struct refsrv *server, struct part *part)
 	}
 	while (below != NULL) {
 		below->chain = at->chain;
+		below->crosses = at->crosses || !parts_near(at, below);
 		below->depth = at->depth + 1;
 		at = below;
 		below = below->walk;
@@ -142,7 +152,8 @@ struct query {
 
 /* Smaller is better, field by field in this order. */
 struct score {
-	uint64_t leaving, other_agent, other_datacenter, legs, host_legs, descendants, missing, id;
+	uint64_t leaving, crossing, other_agent, other_datacenter;
+	uint64_t legs, host_legs, descendants, missing, id;
 };
 
 static bool
@@ -224,6 +235,8 @@ score_add(struct score *score, const struct part *src, const struct member *read
 
 	/* Who is about to give it up should not wait for new readers, but for his offload copy. */
 	score->leaving += src->copy->keep != NULL && reader->group->reservation == 0;
+	/* A seed that fills gives bytes no faster than the slow link, though it is near. */
+	score->crossing += src->crosses || !agent_near(from, to);
 	score->other_agent += from != to;
 	score->other_datacenter += !agent_near(from, to);
 	score->legs += src->num_readers;
@@ -238,6 +251,8 @@ better(const struct score *a, const struct score *b)
 {
 	if (a->leaving != b->leaving)
 		return a->leaving < b->leaving;
+	if (a->crossing != b->crossing && !TH_PLANT(far_is_as_near))
+		return a->crossing < b->crossing;
 	if (a->other_agent != b->other_agent)
 		return a->other_agent < b->other_agent;
 	if (a->other_datacenter != b->other_datacenter && !TH_PLANT(far_is_as_near))
@@ -283,11 +298,11 @@ route_choose(struct choice *choice, struct copy *copy, const struct score *score
 		*choice = (struct choice){.copy = copy, .score = *score};
 }
 
-/* Of those on other agents none is better, but an older one. */
+/* Of those on other agents none is better, but an older one. (What does not cross is near.) */
 static bool
 is_perfect(const struct score *score)
 {
-	return (score->leaving | score->other_datacenter | score->legs | score->host_legs |
+	return (score->leaving | score->crossing | score->legs | score->host_legs |
 		       score->descendants | score->missing) == 0;
 }
 
@@ -300,7 +315,7 @@ try_copy(const struct query *query, struct copy *copy, struct choice *choice)
 		route_choose(choice, copy, &score);
 }
 
-/* What has a part on an agent of the reader: better than all that have none. */
+/* What has a part on an agent of the reader: better than all that have none, if nothing crosses. */
 static void
 try_local(const struct query *query, const struct version *version, struct choice *choice)
 {
@@ -337,7 +352,7 @@ route_choose_copy(struct refsrv *server, const struct op *op, struct version *ve
 		query.pass = (enum pass)pass;
 		try_local(&query, version, &best);
 		if (best.copy != NULL && best.score.other_agent < op->group->num_shards &&
-			best.score.leaving == 0)
+			(best.score.leaving | best.score.crossing) == 0)
 			break;
 		/* The oldest come first, and mostly nobody reads from one of the first. */
 		DL_FOREACH(version->copies, copy)
@@ -390,7 +405,7 @@ choose_part(struct query query, struct part *dst, int passes)
 			if (copy != NULL && copy->version == version)
 				try_part(&query, dst, copy, &best);
 		}
-		if (best.copy != NULL && best.score.leaving == 0)
+		if (best.copy != NULL && (best.score.leaving | best.score.crossing) == 0)
 			break;
 		DL_FOREACH(version->copies, copy)
 		{

@@ -128,6 +128,35 @@ Test(refsrv_seed, update__a_complete_copy_near__is_read)
 	cr_assert(world_has(&w, far_too, CTL_EV_GO, m.sid));
 }
 
+/* Nobody reads from the seed, nor from who reads behind it; but both stand behind the slow link. */
+Test(refsrv_seed, update__a_complete_copy_near_that_is_read__is_read_and_not_the_seed)
+{
+	struct world_member behind = world_member(&w, world_agent_in(&w, "far"), "behind", 0, 1);
+	struct world_member first = world_member(&w, world_agent_in(&w, "far"), "first", 0, 1);
+	struct world_member m = world_member(&w, world_agent_in(&w, "far"), "m", 0, 1);
+	struct ctl_grant grant = world_begin(&w, &behind, CTL_OP_REPLICATE, "latest");
+	cr_assert_eq(grant.source_sid, seed.sid);
+	struct world_member again = world_published(&w, far_too, "again", "1");
+	reads_from(&first, "latest", again.sid);
+	grant = world_begin(&w, &m, CTL_OP_UPDATE, "latest");
+	cr_assert(grant.source_sid == again.sid || grant.source_sid == first.sid);
+}
+
+Test(refsrv_seed, update__on_the_seeds_host__reads_the_complete_copy_of_another)
+{
+	struct world_member m = world_member(&w, far, "m", 0, 1);
+	struct world_member again = world_published(&w, far_too, "again", "1");
+	reads_from(&m, "latest", again.sid);
+}
+
+/* As long as nothing in the datacenter is complete. */
+Test(refsrv_seed, replicate__on_the_seeds_host__reads_behind_it)
+{
+	struct world_member m = world_member(&w, far, "m", 0, 1);
+	struct ctl_grant grant = world_begin(&w, &m, CTL_OP_REPLICATE, "latest");
+	cr_assert_eq(grant.source_sid, seed.sid);
+}
+
 /* The trainer is idle, and beyond the link that the bytes have crossed. */
 Test(refsrv_seed, source_given_up__its_reader_stays_in_the_datacenter)
 {
