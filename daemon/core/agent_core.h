@@ -338,7 +338,4 @@ struct agent_session_info {
 bool agent_core_session_at(
 	const struct agent_core *agent, uint32_t index, struct agent_session_info *ret_info);
 
-/* Aborts with a sentence when an invariant does not hold (tests call it after every step). */
-void agent_core_check(const struct agent_core *agent);
-
 #endif

@@ -86,14 +86,14 @@ struct refsrv_config {
 	int64_t poll_hold_ns; /* an eventless POLL is answered after this: 1 s */
 	int64_t suspect_ns;   /* no beat for this long: no new grants from or to the agent */
 	int64_t dead_ns;      /* silent for this long: its members are gone */
-	int64_t gone_ns; /* or its connection ended, and it stays away for so long */
-	int64_t warm_ns; /* agents of a former server life are waited for this long: 3 s */
+	int64_t gone_ns;      /* or its connection ended, and it stays away for so long */
+	int64_t warm_ns;      /* agents of a former server life are waited for this long: 3 s */
 	int64_t form_ns; /* the rest of a group of which one has come is waited for so long: 30 s */
 	int64_t coalesce_ns;   /* CHANGED events of one model are at least this far apart */
 	int64_t pair_block_ns; /* a failed (reader, source) pair of agents is avoided this long*/
 	int64_t crawl_ns;      /* no chunk for so long, behind one without: another source: 5 s */
 	int64_t skip_ns;       /* an update waits for a seed no longer than this: 2 min */
-	int32_t fan_gain; /* a tree when that saves more chunk times (chain_split.h): 8 */
+	int32_t fan_gain;      /* a tree when that saves more chunk times (chain_split.h): 8 */
 	uint32_t successor_copies; /* a version is retained until its successor has so many */
 	int64_t grace_ns;          /* a claim outlives a crashed holder: 10 min */
 	int64_t proof_ns;          /* an agent that is asked whether it lives answers in: 1.5 s */
@@ -196,8 +196,5 @@ const struct refsrv_standing *refsrv_standing(struct refsrv *server);
  * Borrowed until the next call.
  */
 const struct ctl_inspection *refsrv_inspect(struct refsrv *server, int64_t now_ns);
-
-/* Aborts the process with a sentence when an invariant does not hold (tests call it every step). */
-void refsrv_check(const struct refsrv *server);
 
 #endif

@@ -14,6 +14,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/proto/convert.h"
 #include "tests/fuzz/pool.h"
+#include "tests/support/core/core_check.h"
 
 #define STEPS_MAX 400u
 #define OPEN_MAX 512u

@@ -18,6 +18,7 @@
 #include "server/core/model/blob_hash.h"
 #include "server/core/refsrv.h"
 #include "tests/fuzz/pool.h"
+#include "tests/support/core/core_check.h"
 
 #define AGENTS 4u
 #define DUE_MAX 32u

@@ -8,6 +8,7 @@
 
 #include "tests/sim/check.h"
 #include "tests/sim/sim.h"
+#include "tests/support/core/core_check.h"
 
 #define SWITCH_NS (3 * SEC) /* no server for this long: the next of the list is tried */
 #define BEAT_LEGS 64u

@@ -8,6 +8,7 @@
 #include "ipc/base/answer_pages.h"
 #include "tests/sim/check.h"
 #include "tests/sim/sim.h"
+#include "tests/support/core/core_check.h"
 
 /* Tokens of requests that no agent has sent. */
 #define STRANGER UINT64_C(0xfd)

@@ -19,7 +19,8 @@ PAGES = {'C': 'server/README.md', 'D': 'server/README.md', 'I': 'tests/sim/READM
 MARKED = ('daemon', 'ipc', 'libthc', 'server', 'transport')
 DEFINITION = 'ipc/base/sim.h'  # what a mark is, with one for example
 # Where a letter and a number are one of these, and no tensor's type and no standard.
-SAID = ('daemon/core', 'server/core', 'tests/sim', 'tests/unit/agent', 'tests/unit/server')
+SAID = ('daemon/core', 'server/core', 'tests/sim', 'tests/support/core', 'tests/unit/agent',
+        'tests/unit/server')
 
 ROW = re.compile(r'^\| ([CDI][1-9]\d?) \|(.*)$', re.MULTILINE)
 NAME = re.compile(r'`([^`]+)`')

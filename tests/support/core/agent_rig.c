@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "ipc/base/alloc.h"
+#include "tests/support/core/core_check.h"
 
 #define LOG_MAX 4096u
 

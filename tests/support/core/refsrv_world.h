@@ -15,6 +15,7 @@
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
 #include "server/core/refsrv.h"
+#include "tests/support/core/core_check.h"
 
 #define WORLD_AGENTS_MAX 16u
 #define WORLD_CHUNKS 10u /* of every shard */

@@ -9,6 +9,7 @@
 
 #include "ipc/base/err.h"
 #include "server/core/refsrv.h"
+#include "tests/support/core/core_check.h"
 
 #define MS INT64_C(1000000)
 #define SEC (1000 * MS)

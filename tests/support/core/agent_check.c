@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * agent_check - the invariants of the agent core, for tests: called after every step, aborts with
- * the condition that does not hold. Says in code what the other files rely on. See agent_core.h.
+ * agent_check - the invariants of the agent core: says in code what its files rely on. See
+ * core_check.h.
  */
 #include <string.h>
 
 #include "daemon/core/agent_state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/name.h"
+#include "tests/support/core/core_check.h"
 
 static void
 agent_check_slots(const struct session *session)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * refsrv_check - the invariants of the whole state, each as one assertion. Tests call it after
- * every step; it is quadratic in places and changes nothing.
+ * refsrv_check - the invariants of the server's whole state, each as one assertion; quadratic in
+ * places. See core_check.h.
  */
 #include <string.h>
 
@@ -15,6 +15,7 @@
 #include "server/core/refsrv_state.h"
 #include "server/core/retain/last_copy.h"
 #include "server/core/retain/retain.h"
+#include "tests/support/core/core_check.h"
 
 static void
 refsrv_check_part(const struct part *part, uint64_t *num_legs)
