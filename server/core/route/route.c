@@ -235,8 +235,9 @@ score_add(struct score *score, const struct part *src, const struct member *read
 
 	/* Who is about to give it up should not wait for new readers, but for his offload copy. */
 	score->leaving += src->copy->keep != NULL && reader->group->reservation == 0;
-	/* A seed that fills gives bytes no faster than the slow link, though it is near. */
-	score->crossing += src->crosses || !agent_near(from, to);
+	/* A seed that fills gives bytes no faster than the slow link, though it is near; and a
+	 * group gets a version as late as its slowest member. */
+	score->crossing |= src->crosses || !agent_near(from, to);
 	score->other_agent += from != to;
 	score->other_datacenter += !agent_near(from, to);
 	score->legs += src->num_readers;

@@ -198,6 +198,31 @@ Test(refsrv_seed, group__skips_when_all_of_it_is_near_the_seed)
 	cr_assert(world_has(&w, far, CTL_EV_PLAN, m[0].sid));
 }
 
+/* Half of what is complete is near; but a member would read over the link, which the seed has. */
+Test(refsrv_seed, group__reads_behind_the_seed_though_a_half_is_near)
+{
+	struct world_member t[2], s[2], x[2], m[2];
+	uint32_t of_seed[2] = {far, far_too}, half[2] = {far_too, home};
+	struct ctl_grant grants[2];
+	for (uint32_t i = 0; i < 2; i++)
+		t[i] = world_member(&w, home, "t", i, 2);
+	call_both(t, CTL_OP_PUBLISH, "2");
+	succeeded_both(t);
+	for (uint32_t i = 0; i < 2; i++)
+		s[i] = world_member(&w, of_seed[i], "s", i, 2);
+	call_both(s, CTL_OP_UPDATE, "2");
+	prepared_both(s);
+	for (uint32_t i = 0; i < 2; i++)
+		x[i] = world_member(&w, half[i], "x", i, 2);
+	call_both(x, CTL_OP_PUBLISH, "2");
+	succeeded_both(x);
+	for (uint32_t i = 0; i < 2; i++)
+		m[i] = world_member(&w, world_agent_in(&w, "far"), "m", i, 2);
+	begin_both(m, "2", grants);
+	for (uint32_t i = 0; i < 2; i++)
+		cr_assert_eq(grants[i].source_sid, s[i].sid);
+}
+
 Test(refsrv_seed, seed_fails__the_next_is_the_seed)
 {
 	struct world_member m = world_member(&w, far_too, "m", 0, 1);
