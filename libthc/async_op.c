@@ -84,7 +84,7 @@ static const size_t result_ends[] = {offsetof(struct thc_result, bytes_moved),
 	offsetof(struct thc_result, source), offsetof(struct thc_result, transport),
 	sizeof(struct thc_result)};
 
-void
+static void
 op_copy_result(const struct thc_result *from, struct thc_result *ret_result)
 {
 	if (ret_result == NULL)

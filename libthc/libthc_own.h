@@ -324,7 +324,6 @@ TH_MUST_USE int op_complete(struct thc_op *op, int64_t deadline_ns, struct thc_r
 /* What a finished operation returns, with its sentence. */
 int op_outcome(const struct thc_op *op);
 TH_MUST_USE int op_check_result(const struct thc_result *result, const char *argument);
-void op_copy_result(const struct thc_result *from, struct thc_result *ret_result);
 /* THC_E_INVALID that names version; copies the text. */
 TH_MUST_USE int op_check_spec(const char *version, char ret_spec[32]);
 

@@ -131,7 +131,7 @@ struct net_client_item {
 	uint64_t tag; /* NET_REPLY: as given to net_client_send                                */
 	/*
 	 * NET_REPLY: 0; -ETIMEDOUT; -ECONNRESET: the connection was lost, whether the other side
-	 * acted is not known; -ECANCELED: net_client_dial or net_client_hang_up; -EMSGSIZE...
+	 * acted is not known; -ECANCELED: net_client_dial; -EMSGSIZE...
 	 */
 	int rc;
 	const uint8_t *data; /* borrowed until the next call of net_client_next                */
@@ -150,15 +150,6 @@ void net_client_free(struct net_client *client); /* no completions after this; N
  */
 TH_MUST_USE int net_client_dial(
 	struct net_client *client, const char *url, bool wait, struct th_err *err);
-/* Closes the connection and stays without one. What is open ends with -ECANCELED. */
-void net_client_hang_up(struct net_client *client);
-
-/*
- * The local address of the connection that stands, "10.0.0.7:43210"; -ENOTCONN without one, or
- * ipc.
- */
-TH_MUST_USE int net_client_local_address(
-	struct net_client *client, char ret_address[NET_URL_BYTES]);
 
 /*
  * Asks; data is copied. Exactly one NET_REPLY with the tag follows. timeout_ns counts from now,

@@ -279,27 +279,6 @@ net_client_dial(struct net_client *client, const char *url, bool wait, struct th
 	return 0;
 }
 
-void
-net_client_hang_up(struct net_client *client)
-{
-	net_client_cut(client);
-}
-
-int
-net_client_local_address(struct net_client *client, char ret_address[NET_URL_BYTES])
-{
-	nng_pipe pipe;
-	nng_sockaddr address;
-
-	pthread_mutex_lock(&client->mutex);
-	pipe.id = client->pipe;
-	pthread_mutex_unlock(&client->mutex);
-	if (pipe.id == 0 || nng_pipe_get_addr(pipe, NNG_OPT_LOCADDR, &address) != 0 ||
-		!net_print_address(&address, ret_address))
-		return -ENOTCONN;
-	return 0;
-}
-
 /* An idle slot, or a new one; NULL: *ret_code is -ENOMEM... or TH_E_LIMIT. */
 static struct slot *
 find_slot(struct net_client *client, int *ret_code)

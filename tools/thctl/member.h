@@ -60,13 +60,6 @@ int member_drive(struct member_set *set, struct stop *stop, struct thc_op **ops,
 	struct progress *progress, struct thc_result *results, struct th_err *err);
 
 /*
- * Serves what the shards hold until a signal comes (0) or holding has no sense any more (the
- * failure with its sentence).
- */
-int member_hold(
-	const struct thctl *ctl, struct member_set *set, struct stop *stop, struct th_err *err);
-
-/*
  * Holds, then closes all handles of the set (they are NULL afterwards). status is what came before:
  * only THCTL_OK is held, and only with hold. Returns the exit status of the verb.
  */

@@ -112,7 +112,7 @@ thctl_usage(const struct thctl *ctl, const char *format, ...)
 	return THCTL_USAGE;
 }
 
-int
+static int
 thctl_exit_of(int code)
 {
 	switch (code) {

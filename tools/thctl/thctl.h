@@ -94,7 +94,6 @@ void thctl_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int thctl_fail(const struct thctl *ctl, int code, const char *text);
 int thctl_usage(const struct thctl *ctl, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
-int thctl_exit_of(int code);
 
 /* What --timeout leaves, in ms for libthc (THC_FOREVER without one). */
 int64_t thctl_left_ms(const struct thctl *ctl);

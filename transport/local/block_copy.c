@@ -59,7 +59,8 @@ block_copy_part_changed(void *arg)
 	loop_post(block_copy->loop, &block_copy->kick_task);
 }
 
-void
+/* How it ends; only the first counts. */
+static void
 block_copy_end(struct block_copy *block_copy, enum transport_event_kind kind, int code,
 	bool source_failed, const char *text)
 {

@@ -47,9 +47,6 @@ struct block_copy {
 
 /* The next chunk, into chunk. False: none now. */
 bool block_copy_next_chunk(struct block_copy *block_copy);
-/* How it ends; only the first counts. */
-void block_copy_end(struct block_copy *block_copy, enum transport_event_kind kind, int code,
-	bool source_failed, const char *text);
 /* Memory is not reached any more, at which row (UINT32_MAX: not known). */
 void block_copy_fail(struct block_copy *block_copy, int code, uint32_t row, bool source_failed);
 /* The bytes of a chunk lie in the part; digest is of them. */

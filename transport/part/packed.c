@@ -110,7 +110,7 @@ packed_register(struct packed *packed, struct rails *rails, uint32_t mask)
 	packed->region = region_new(rails, &memory, mask, SHARD_ACCESS, &user);
 }
 
-struct packed *
+static struct packed *
 packed_retain(struct packed *packed)
 {
 	__atomic_add_fetch(&packed->references, 1, __ATOMIC_RELAXED);

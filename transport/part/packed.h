@@ -53,7 +53,6 @@ struct packed *packed_new(const struct chunk_table *table);
 /* Has all of it registered with these rails, in the background; before others have it, once. Its
  * memory is given back when no device knows it any more. */
 void packed_register(struct packed *packed, struct rails *rails, uint32_t mask);
-struct packed *packed_retain(struct packed *packed);
 void packed_release(struct packed *packed); /* NULL: nothing */
 /* All of it, registered or about to be; NULL: not asked for. Borrowed. */
 struct region *packed_region(const struct packed *packed);

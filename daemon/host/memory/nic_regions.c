@@ -23,27 +23,10 @@
 #define NO_DMABUF "its GPU memory has no dma-buf"
 #define NOT_FILLED "its memory was not filled yet, and its host has no room to register it as it is"
 
-uint32_t
-regions_near_all(void *arg, const void *data, uint64_t bytes)
-{
-	(void)arg;
-	(void)data;
-	(void)bytes;
-	return UINT32_MAX;
-}
-
 static bool
 is_large(const struct tensors *tensors, uint32_t row)
 {
 	return tensors->manifest.rows[row].bytes >= MANIFEST_SMALL_BYTES;
-}
-
-uint32_t
-regions_near_all_pci(void *arg, uint32_t pci)
-{
-	(void)arg;
-	(void)pci;
-	return UINT32_MAX;
 }
 
 /* What a shard is covered with. */

@@ -41,9 +41,6 @@ struct regions {
 
 /* Rails that serve the memory of a GPU: all, where nobody knows which. Any thread. */
 uint32_t regions_near_gpu(const struct regions *regions, const uint8_t uuid[16]);
-/* For who knows of no topology: all rails. */
-uint32_t regions_near_all(void *arg, const void *data, uint64_t bytes);
-uint32_t regions_near_all_pci(void *arg, uint32_t pci);
 
 /*
  * Of a worker's tensors, after tensors_new, and again before a part is made of them: what could not

@@ -16,7 +16,7 @@ agent_ping_reset(struct agent *agent)
 	agent->proven_ns = INT64_MIN;
 }
 
-enum proof
+static enum proof
 agent_ping_proof(struct refsrv *server, struct agent *agent, int64_t since_ns, int64_t *ret_wake_ns)
 {
 	if (agent->state != AGENT_ACTIVE)

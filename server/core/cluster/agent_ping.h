@@ -15,10 +15,7 @@ enum proof {
 	PROOF_NONE,    /* it does not answer, or is suspect                                 */
 };
 
-/* since_ns is not later than now. */
-enum proof agent_ping_proof(
-	struct refsrv *server, struct agent *agent, int64_t since_ns, int64_t *ret_wake_ns);
-/* The same, of all agents that have a part of the copy. */
+/* Of all agents that have a part of the copy. since_ns is not later than now. */
 enum proof agent_ping_copy(
 	struct refsrv *server, const struct copy *copy, int64_t since_ns, int64_t *ret_wake_ns);
 

@@ -60,7 +60,8 @@ op_do_describe(uint32_t kind, const char *spec, uint32_t flags, char *buffer, si
 	return buffer;
 }
 
-const char *
+/* "publish of 17", for sentences. Borrowed until the next call with the same buffer. */
+static const char *
 op_describe(const struct op *op, char *buffer, size_t bytes)
 {
 	return op_do_describe(op->kind, op->spec, op->flags, buffer, bytes);

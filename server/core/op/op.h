@@ -75,9 +75,6 @@ bool op_planned(const struct op *op);
 /* PLAN has hidden what the group held; the same was said by the former server that planned it. */
 bool op_drains_old(const struct op *op);
 
-/* "publish of 17", for sentences. Borrowed until the next call with the same buffer. */
-const char *op_describe(const struct op *op, char *buffer, size_t bytes);
-
 void op_free(struct refsrv *server, struct op *op);
 
 /*

@@ -155,7 +155,7 @@ exchange(struct net_server *server, struct net_client *client)
 
 Test(net, tcp__a_question__is_answered, .timeout = 30)
 {
-	char url[NET_URL_BYTES], address[NET_URL_BYTES];
+	char url[NET_URL_BYTES];
 	struct net_server *server = server_at("tcp://127.0.0.1:0", url);
 	struct net_client *client = client_of(url);
 	struct net_server_counters counters;
@@ -163,8 +163,6 @@ Test(net, tcp__a_question__is_answered, .timeout = 30)
 	cr_assert_eq(strncmp(url, "tcp://127.0.0.1:", 16), 0, "%s", url);
 	cr_assert_gt(atoi(url + 16), 0, "%s", url);
 	client_item(client, NET_UP);
-	cr_assert_eq(net_client_local_address(client, address), 0);
-	cr_assert_eq(strncmp(address, "127.0.0.1:", 10), 0, "%s", address);
 	for (int i = 0; i < 100; i++)
 		exchange(server, client);
 	counters = counters_with(server, 1);
@@ -388,12 +386,10 @@ Test(net, link__up_and_down__are_told, .timeout = 30)
 	char url[NET_URL_BYTES];
 	struct net_server *server = server_at("tcp://127.0.0.1:0", url);
 	struct net_client *client = client_of(url);
-	char address[NET_URL_BYTES];
 
 	client_item(client, NET_UP);
 	net_server_free(server);
 	client_item(client, NET_DOWN);
-	cr_assert_eq(net_client_local_address(client, address), -ENOTCONN);
 	server = server_at(url, url);
 	client_item(client, NET_UP);
 	net_client_free(client);
@@ -502,9 +498,6 @@ Test(net, dial__another_server__ends_what_was_open, .timeout = 60)
 		}
 		server_item(servers[at], NET_GONE);
 	}
-	net_client_hang_up(client);
-	cr_assert_eq(net_client_send(client, 9, (const uint8_t *)"x", 1, 20 * MS), 0);
-	cr_assert_eq(client_item(client, NET_REPLY).rc, -ETIMEDOUT);
 	net_client_free(client);
 	net_server_free(servers[0]);
 	net_server_free(servers[1]);

@@ -492,12 +492,6 @@ rails_ops(const struct rails *rails)
 	return rails->ops;
 }
 
-struct loop *
-rails_keeper(const struct rails *rails)
-{
-	return rails->keeper;
-}
-
 struct verbs_device *
 rail_device(const struct rails *rails, uint32_t rail)
 {

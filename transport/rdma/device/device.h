@@ -121,7 +121,6 @@ uint32_t rails_there(struct rails *rails);
 void rail_status(struct rails *rails, uint32_t rail, struct rail_status *ret_status);
 
 const struct verbs_ops *rails_ops(const struct rails *rails);
-struct loop *rails_keeper(const struct rails *rails);
 /* False: its device is lost. Who holds it shall let go soon after it is lost. */
 bool rail_hold(struct rails *rails, uint32_t rail);
 void rail_unhold(struct rails *rails, uint32_t rail);

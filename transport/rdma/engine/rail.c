@@ -41,6 +41,13 @@ rail_dispatch(struct rail *rail, const struct verbs_done *done)
 
 /* ---- lanes --------------------------------------------------------------------------------- */
 
+static void
+rail_unreserve(struct rail *rail, uint32_t requests)
+{
+	__atomic_sub_fetch(&rail->cq_used, requests, __ATOMIC_RELAXED);
+	__atomic_sub_fetch(&rail->lanes_used, 1, __ATOMIC_RELAXED);
+}
+
 bool
 rail_reserve(struct rail *rail, uint32_t requests)
 {
@@ -50,13 +57,6 @@ rail_reserve(struct rail *rail, uint32_t requests)
 		return true;
 	rail_unreserve(rail, requests);
 	return false;
-}
-
-void
-rail_unreserve(struct rail *rail, uint32_t requests)
-{
-	__atomic_sub_fetch(&rail->cq_used, requests, __ATOMIC_RELAXED);
-	__atomic_sub_fetch(&rail->lanes_used, 1, __ATOMIC_RELAXED);
 }
 
 void

@@ -128,7 +128,6 @@ rail_count(uint64_t *counter, uint64_t more)
 uint64_t rail_id(uint32_t stamp, uint32_t lane, uint32_t qp, uint16_t position);
 /* Room for a lane's requests. Any thread. */
 bool rail_reserve(struct rail *rail, uint32_t requests);
-void rail_unreserve(struct rail *rail, uint32_t requests);
 void rail_admit(struct rail *rail, struct lane *lane);
 void rail_ready(struct rail *rail, struct lane *lane);
 void rail_unready(struct rail *rail, struct lane *lane);

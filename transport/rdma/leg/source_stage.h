@@ -39,7 +39,6 @@ struct staging {
 	struct leg_out *leg;
 	struct slab *slab; /* owns: a reference; NULL: nothing is staged */
 	char why[TH_CTL_TEXT_BYTES];
-	bool reader_staged;           /* the reader has named a slot */
 	uint32_t num_slots;           /* in the order of their keys: of staging_map */
 	uint32_t places[STAGE_SLOTS]; /* which of the slab each of them is */
 	uint32_t chunks[STAGE_SLOTS]; /* that was asked for last */
