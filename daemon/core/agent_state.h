@@ -20,11 +20,11 @@
 #include <stdint.h>
 
 #include "daemon/core/agent_core.h"
-#include "daemon/core/agent_tables.h"
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
 #include "ipc/base/retain_rules.h"
 #include "ipc/base/sim.h"
+#include "ipc/base/tables.h"
 
 struct session;
 struct part;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * engine - feeds the control core: a queue of events in, its actions out to execute.c.
+ * engine - feeds the control core: a queue of events in, its actions out as calls of the files of
+ * this folder.
  *
  * Whoever learns something posts an event, also while actions are carried out; engine_run steps the
  * core until the queue is empty. So the core is never entered twice, and what an action causes at

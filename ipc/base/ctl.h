@@ -27,7 +27,141 @@
 #include <stdint.h>
 
 #include "ipc/base/ctl_base.h"
-#include "ipc/base/ctl_views.h"
+
+/* ---- listings ---------------------------------------------------------------------------- */
+
+enum ctl_replica_flags { /* as enum thc_replica_flags */
+	CTL_REPLICA_READY = 1u,
+	CTL_REPLICA_OFFLOAD = 2u,
+	CTL_REPLICA_SPOT = 4u,
+	CTL_REPLICA_DRAINING = 8u,
+};
+
+struct ctl_replica_info {
+	char name[TH_NAME_MAX + 1];
+	char datacenter[TH_NAME_MAX + 1];
+	uint32_t num_shards;
+	uint32_t flags;
+	uint64_t chunks_done, chunks_total;
+};
+
+struct ctl_version_info {
+	struct th_version version;
+	bool retained;
+	uint32_t num_replicas;
+	const struct ctl_replica_info *replicas; /* sorted by name */
+};
+
+struct ctl_listing {
+	uint64_t generation;
+	uint32_t num_versions;
+	const struct ctl_version_info *versions; /* ascending; one may go on in the next part */
+	struct ctl_page page;
+};
+
+/* ---- inspection, for operators ------------------------------------------------------------ */
+
+struct ctl_node_info {
+	char node[TH_NAME_MAX + 1];
+	char datacenter[TH_NAME_MAX + 1];
+	char address[TH_ADDRESS_MAX + 1];
+	const char *state; /* "active", "suspect", "dead": static text */
+	bool spot, draining;
+	uint32_t members, legs_in, legs_out;
+	int64_t silent_ns; /* since the last beat */
+};
+
+struct ctl_member_info {
+	char model[TH_NAME_MAX + 1];
+	char replica[TH_NAME_MAX + 1];
+	char node[TH_NAME_MAX + 1];
+	uint32_t shard, num_shards;
+	uint64_t sid;
+	const char *state;         /* "forming", "live", "broken": static text */
+	const char *copy;          /* "none", "partial", "ready", "draining": static text */
+	struct th_version version; /* of the copy */
+	uint64_t bytes;
+	uint32_t chunks_done, chunks_total;
+};
+
+struct ctl_transfer_info {
+	char model[TH_NAME_MAX + 1];
+	struct th_version version;
+	uint64_t leg;
+	uint32_t shard;
+	char source_replica[TH_NAME_MAX + 1], source_node[TH_NAME_MAX + 1];
+	char reader_replica[TH_NAME_MAX + 1], reader_node[TH_NAME_MAX + 1];
+	uint32_t chunks_done, chunks_total;
+	int64_t age_ns;
+	struct ctl_path path;
+};
+
+#define CTL_COUNTERS_MAX 24u
+
+struct ctl_counter {
+	char name[32];
+	uint64_t value;
+};
+
+struct ctl_inspection {
+	uint64_t server_inc;
+	int64_t uptime_ns;
+	uint32_t num_nodes, num_members, num_transfers;
+	const struct ctl_node_info *nodes;
+	const struct ctl_member_info *members;
+	const struct ctl_transfer_info *transfers;
+	struct ctl_page page;
+	uint32_t num_counters; /* the server's own; in every part */
+	struct ctl_counter counters[CTL_COUNTERS_MAX];
+	bool serving;                        /* false: a standby, or it has been replaced */
+	uint32_t epoch;                      /* 0: nobody has attached */
+	char server_text[TH_CTL_TEXT_BYTES]; /* why it does not serve; may be empty */
+};
+
+/* ---- administration ----------------------------------------------------------------------- */
+
+#define CTL_BLOCKERS_MAX 64u     /* told in one answer; all are counted */
+#define CTL_LOG_ENTRIES_MAX 256u /* in one answer */
+
+struct ctl_blocker {      /* what a drain waits for */
+	const char *kind; /* "transfer", "last-copy", "moving", "collecting": static text */
+	char model[TH_NAME_MAX + 1], replica[TH_NAME_MAX + 1];
+	uint32_t shard;
+	struct th_version version;
+	bool stays; /* it will not end by itself: the sentence says what to do */
+	char text[TH_CTL_TEXT_BYTES];
+};
+
+struct ctl_log_entry {
+	uint64_t number;
+	int64_t at_ns;        /* since the start of the server */
+	int64_t wall_ns;      /* time of day, since 1970; 0: not known */
+	const char *severity; /* "info", "warning", "error": static text */
+	char model[TH_NAME_MAX + 1], node[TH_NAME_MAX + 1]; /* empty: it is about none */
+	char text[TH_CTL_TEXT_BYTES];
+};
+
+struct ctl_admin_reply {
+	uint64_t server_inc;
+	/*
+	 * DRAIN, UNDRAIN: "active", "draining", "empty" (draining, and nothing is waited for).
+	 * EVICT: "there" (look), "moving", "evicted", "gone". EVENTS: empty. Static text.
+	 */
+	const char *state;
+	char text[TH_CTL_TEXT_BYTES];        /* in a sentence */
+	uint64_t group;                      /* EVICT: which one */
+	uint32_t members, legs_in, legs_out; /* of the node, or of the replica */
+	uint32_t num_blockers;               /* in all */
+	uint32_t num_told;                   /* of the blockers, these are given */
+	const struct ctl_blocker *blockers;
+	uint32_t num_lost; /* DRAIN: retained versions that went with the node since it began */
+	char lost_text[TH_CTL_TEXT_BYTES]; /* the first version that was lost, in a sentence */
+	uint64_t last_event;               /* number of the newest that there is */
+	uint32_t num_events;
+	const struct ctl_log_entry *events; /* ascending */
+};
+
+/* ---- operations ------------------------------------------------------------------------------ */
 
 enum ctl_op_kind { /* operations of a group, counted together by op_seq */
 	CTL_OP_PUBLISH = 1,
@@ -288,7 +422,67 @@ struct ctl_admin {
 	char from[TH_NAME_MAX + 1]; /* who asks, for the log of events; may be empty */
 };
 
-#include "ipc/base/ctl_rejoin.h" /* what is said of a session again: made of the above */
+/* ---- a session, to a server that knows nothing of it ----------------------------------------- */
+
+#define TH_OUTCOMES_MAX 64u /* as many operations as a member may be ahead of its group */
+
+/* How an operation ended: what one member was told the others must be told too. */
+struct ctl_known_outcome {
+	uint64_t op_seq;
+	uint32_t kind, flags;
+	char spec[TH_SPEC_MAX + 1];
+	int code;
+	bool updated;
+	bool went;                 /* it was after GO: the old content was given up */
+	struct th_version version; /* held since, when code is 0 */
+};
+
+/*
+ * A session that a former server life knew. When all members of its group have said theirs and
+ * nothing in it contradicts the rest, the group is live again: what it holds is listed, what ran
+ * runs on under the old numbers, and operations that had no GO are called again by OP.
+ */
+struct ctl_rejoin {
+	uint64_t sid, group_inc; /* as the former server numbered them */
+	struct ctl_open open;
+	/*
+	 * It has ended meanwhile or is broken, and with it the group. Of what is below only what is
+	 * held counts: it can still be read, and may be copied elsewhere before it is given up.
+	 */
+	bool gone;
+	bool died; /* it is gone because its worker died */
+	bool registered;
+	struct ctl_register reg;
+	uint64_t next_op_seq; /* all before it are decided or have had their GO */
+
+	struct th_version held; /* none: nothing */
+	uint64_t gen;           /* of held */
+	bool hashed;            /* of held, or of what is all there of the running operation: */
+	struct th_hash content; /* of those bytes, as in CONTENT */
+	struct th_hash attributes;
+	bool refused;   /* others had published other bytes before */
+	bool published; /* held: its bytes are its worker's own, not received */
+
+	bool went; /* an operation runs after its GO: */
+	uint64_t op_seq;
+	uint32_t kind, flags;
+	char spec[TH_SPEC_MAX + 1];
+	struct th_version version;
+	bool cancelled;  /* a CANCEL of the server has come */
+	bool done;       /* every byte is here */
+	uint32_t chunks; /* verified prefix */
+	uint64_t leg;    /* that runs; 0: none */
+	bool leg_stops;  /* the leg was told to give way to another */
+	uint64_t source_sid, source_gen;
+	struct th_hash announced; /* of what it reads, as GO or REROUTE has said; or none */
+
+	uint32_t num_outcomes; /* ascending by op_seq, at most TH_OUTCOMES_MAX */
+	const struct ctl_known_outcome *outcomes;
+};
+
+struct ctl_rejoined {
+	uint32_t num_sessions;
+};
 
 struct ctl_request {
 	enum ctl_request_kind kind;

@@ -21,8 +21,8 @@
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
 #include "ipc/base/retain_rules.h"
+#include "ipc/base/tables.h"
 #include "server/core/refsrv.h"
-#include "server/core/refsrv_tables.h"
 #include "server/core/view/event_log.h"
 
 #define OP_WINDOW 64u            /* operations a member may be ahead of its group's slowest       */

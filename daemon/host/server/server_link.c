@@ -12,11 +12,11 @@
 #include <sys/epoll.h>
 #include <uthash.h>
 
-#include "daemon/host/agent_points.h"
 #include "daemon/host/host.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/log.h"
 #include "ipc/proto/convert.h"
 
@@ -35,6 +35,35 @@
 #define DEAF_MAX_NS INT64_C(32000000000)
 #define UNREACHED_NS INT64_C(500000000)
 #define SEARCH_NS INT64_C(10000000000)
+
+/* Failpoints, by enum ctl_request_kind: before it is sent. */
+static const enum failpoint points_sends[] = {
+	[CTL_ATTACH] = FAILPOINT_agent_sends_attach,
+	[CTL_REJOIN] = FAILPOINT_agent_sends_rejoin,
+	[CTL_REJOINED] = FAILPOINT_agent_sends_rejoined,
+	[CTL_BEAT] = FAILPOINT_agent_sends_beat,
+	[CTL_OPEN] = FAILPOINT_agent_sends_open,
+	[CTL_REGISTER] = FAILPOINT_agent_sends_register,
+	[CTL_OP] = FAILPOINT_agent_sends_op,
+	[CTL_PREPARED] = FAILPOINT_agent_sends_prepared,
+	[CTL_LEG_END] = FAILPOINT_agent_sends_leg_end,
+	[CTL_DRAIN_DONE] = FAILPOINT_agent_sends_drain_done,
+	[CTL_CONTENT] = FAILPOINT_agent_sends_content,
+	[CTL_CLOSE] = FAILPOINT_agent_sends_close,
+	[CTL_ADMIN] = FAILPOINT_agent_sends_admin,
+	[CTL_RESERVED] = FAILPOINT_agent_sends_reserved,
+};
+
+/* By enum ctl_event_kind: when it has come. */
+static const enum failpoint points_told[] = {
+	[CTL_EV_PLAN] = FAILPOINT_agent_told_plan,
+	[CTL_EV_GO] = FAILPOINT_agent_told_go,
+	[CTL_EV_GRANT] = FAILPOINT_agent_told_grant,
+	[CTL_EV_DRAIN] = FAILPOINT_agent_told_drain,
+	[CTL_EV_OUTCOME] = FAILPOINT_agent_told_outcome,
+	[CTL_EV_RESERVE] = FAILPOINT_agent_told_reserve,
+	[CTL_EV_RELEASE] = FAILPOINT_agent_told_release,
+};
 
 static const char *const channel_names[LINK_CHANNELS] = {"control", "poll", "beat"};
 

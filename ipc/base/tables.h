@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * agent_tables - uthash and utlist as the agent core uses them. One place for the settings.
+ * tables - uthash and utlist as the cores use them. One place for the settings.
  *
  * The hash function is fixed, so a run is repeatable; tables iterate in insertion order. Running
  * out of memory ends the process with a sentence (ipc/base/alloc.h): the sizes are bounded by the
  * limits of the configuration.
  */
-#ifndef TH_DAEMON_CORE_AGENT_TABLES_H
-#define TH_DAEMON_CORE_AGENT_TABLES_H
+#ifndef TH_IPC_BASE_TABLES_H
+#define TH_IPC_BASE_TABLES_H
 
 #include <stdlib.h>
 
