@@ -6,6 +6,8 @@ run instead of a model; a rollout is veRL's CheckpointEngineWorker and keeps wha
 """
 
 import os
+import resource
+import socket
 import weakref
 
 import torch
@@ -17,15 +19,25 @@ from verl.workers.rollout import BaseRollout
 
 BACKEND, MODULE = "tensorhub", "tensorhub.integrations.verl"
 SHAPES = {"embed": (4096, 1024), "norm": (1024,), "scale": (), "none": (0, 8), "odd": (3, 5, 7)}
+LAYERS = int(os.environ.get("TH_TEST_LAYERS", "4"))
+COUNT = LAYERS * len(SHAPES)
 
 
-def weights(seed, layers=4):
+def weights(seed, layers=LAYERS):
     """A step's tensors, one by one, as veRL gathers them: each is gone when the next is made."""
     made = torch.Generator().manual_seed(seed)
     for i in range(layers):
         for name, shape in SHAPES.items():
             dtype = torch.float32 if name == "norm" else torch.bfloat16
             yield f"layers.{i}.{name}", torch.rand(shape, generator=made).to(dtype)
+
+
+def come_to(moment):
+    """Says so to the test, and waits until it lets this worker go on."""
+    with socket.socket(socket.AF_UNIX) as test:
+        test.connect(os.environ["TH_TEST_GATES"])
+        test.sendall(f"{moment}\n".encode())
+        test.recv(1)
 
 
 class Calls:
@@ -37,44 +49,80 @@ class Calls:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def facts(self):
-        """Of the last update."""
-        return self.checkpoint_engine.times
+        """Of the last update, and of this process."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        agent = os.environ["THC_AGENT"]
+        return dict(self.checkpoint_engine.times, pid=os.getpid(), peak=peak, agent=agent)
+
+
+class Counted:
+    """How many tensors an update has made, and how many of them were there at once."""
+
+    def __init__(self):
+        self.made, self.at_once, self.alive = 0, 0, weakref.WeakSet()
 
 
 class Trainer(Calls, Worker):
     def __init__(self, kwargs, agents, run):
         super().__init__()
-        os.environ["THC_AGENT"] = agents[self.rank % len(agents)]
         import_external_libs(MODULE)
+        self.kwargs, self.spoiled, self.checkpoint_engine = kwargs, None, None
+        self.counted = Counted()
+        self._begin(agents, run)
+
+    def _begin(self, agents, run):
+        self.run = run
+        os.environ["THC_AGENT"] = agents[self.rank % len(agents)]
         self.checkpoint_engine = CheckpointEngineRegistry.new(
-            BACKEND, is_master=self.rank == 0, bucket_size=1 << 20, **kwargs
+            BACKEND, is_master=self.rank == 0, bucket_size=1 << 20, **self.kwargs
         )
-        self.run, self.made, self.alive, self.most_alive = run, 0, weakref.WeakSet(), 0
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    async def begin_again(self, agents, run):
+        """As another training, on other hosts; in this process, for to start one takes long."""
+        if self.checkpoint_engine._handle is not None:
+            await self.checkpoint_engine._handle.close()
+        self._begin(agents, run)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def spoil(self, how):
+        """What is wrong with the tensors from now on; None: nothing."""
+        self.spoiled = how
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
     async def update_weights(self, global_steps=None, mode="auto"):
-        self.made = self.most_alive = 0
-        return await self.checkpoint_engine.send_weights(
+        self.counted = Counted()
+        metrics = await self.checkpoint_engine.send_weights(
             self.tensors(global_steps), global_steps=global_steps
         )
+        if self.rank == 0:
+            come_to("published")
+        return metrics
 
     def tensors(self, step):
+        counted = self.counted  # an update that was given up counts its own to the end
         for name, tensor in weights(self.run + (step or 0)):
-            self.made += 1
-            self.alive.add(tensor)
-            self.most_alive = max(self.most_alive, len(self.alive))
+            if self.rank == 0 and counted.made in (0, COUNT // 2):
+                come_to("copying" if counted.made else "gathering")
+            counted.made += 1
+            if self.spoiled == "raises" and counted.made == COUNT // 2:
+                raise ArithmeticError("a tensor could not be gathered")
+            if self.spoiled == "misses one" and counted.made == COUNT:
+                return
+            tensor = tensor.float() if self.spoiled == "other type" else tensor
+            counted.alive.add(tensor)
+            counted.at_once = max(counted.at_once, len(counted.alive))
             yield name, tensor
             del tensor
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def count(self):
-        """How many tensors this rank has made, and how many of them were there at once."""
-        return self.made, self.most_alive
+        return self.counted.made, self.counted.at_once
 
 
 class Kept(BaseRollout):
     def __init__(self):
-        self.got = {}
+        self.got, self.other = {}, False
 
     async def resume(self, tags):
         pass
@@ -85,6 +133,8 @@ class Kept(BaseRollout):
     async def update_weights(self, weights, **_kwargs):
         self.got = {}
         async for name, tensor in weights:
+            if self.other and name.endswith("odd"):
+                raise RuntimeError(f"size mismatch for {name}: the model of the engine is another")
             self.got[name] = tensor.clone()
 
 
@@ -92,6 +142,16 @@ class Rollout(Calls, CheckpointEngineWorker):
     def __init__(self, rollout_config, agents):
         os.environ["THC_AGENT"] = agents[int(os.environ["RANK"]) % len(agents)]
         super().__init__(rollout_config, None, Kept())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    async def update_weights(self, global_steps=None):
+        come_to("pulling")
+        await super().update_weights(global_steps=global_steps)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def be_another(self, other):
+        """The engine's model is of another architecture than the trainers'."""
+        self.server_adapter.other = other
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def same(self, seed):
