@@ -257,7 +257,7 @@ listing_resolve(struct refsrv *server, const struct ctl_resolve *resolve,
 		copy = copy->next;
 	if (copy == NULL)
 		return th_fail(err, TH_E_NOT_AVAILABLE,
-			"version %s of %s is not there now: see `thctl list %s`, or wait for it",
+			"version %s of %s is not there now: see `thctl ls versions %s`, or wait",
 			resolve->spec, resolve->model, resolve->model);
 	if (resolve->shard >= version->num_shards)
 		return th_fail(err, TH_E_INVALID,
