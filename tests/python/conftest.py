@@ -72,6 +72,26 @@ def trainers(agent, tmp_path_factory):
         process.stdout.close()
 
 
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """A folder for PYTHONPATH that has the package's entry points, as pip installs them."""
+    import tomllib
+
+    with open(os.path.join(ROOT, "libthc", "python", "pyproject.toml"), "rb") as f:
+        groups = tomllib.load(f)["project"]["entry-points"]
+    folder = tmp_path_factory.mktemp("installed")
+    info = folder / "tensorhub_agent-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorhub-agent\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(
+        "".join(
+            f"[{group}]\n" + "".join(f"{name} = {call}\n" for name, call in rows.items())
+            for group, rows in groups.items()
+        )
+    )
+    return str(folder)
+
+
 @pytest.fixture
 def model():
     """A model of this test's own."""

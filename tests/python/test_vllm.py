@@ -13,11 +13,12 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
 import tensorhub as th
-from conftest import HERE, ROOT, SIZE, memory
+from conftest import HERE, SIZE, Cluster, memory
 
 MODULE = "tensorhub.integrations.vllm"
 PROMPT, COUNT = [1, 2, 3, 4], 12
@@ -124,6 +125,22 @@ def test_an_engine_begins_with_what_another_one_has(old, agent, model):
         adapter.Loader(config).load_weights(begins, None)
 
 
+def test_an_engine_waits_for_the_first_version_where_it_is_told_to(old, agent, model):
+    adapter, _ = old
+    config = types.SimpleNamespace(model_loader_extra_config={"model": model, "wait": 0.2})
+    begins = Model()
+    with pytest.raises(th.Timeout):
+        adapter.Loader(config).load_weights(begins, None)
+    config.model_loader_extra_config["wait"] = 60
+    engine = threading.Thread(target=adapter.Loader(config).load_weights, args=(begins, None))
+    engine.start()
+    with th.open(model, replica="trainer") as h:
+        h.register({"w": memory(4)})
+        h.publish(1)
+        engine.join()
+        assert begins.got == {"w": bytes([4]) * SIZE}
+
+
 # ---- the real vLLM ------------------------------------------------------------------------------
 
 
@@ -221,26 +238,6 @@ def policy(tmp_path_factory):
     return Policy(tmp_path_factory.mktemp("policy"))
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """A folder for PYTHONPATH that has the package's entry points, as pip installs them."""
-    import tomllib
-
-    with open(os.path.join(ROOT, "libthc", "python", "pyproject.toml"), "rb") as f:
-        groups = tomllib.load(f)["project"]["entry-points"]
-    folder = tmp_path_factory.mktemp("installed")
-    info = folder / "tensorhub_agent-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorhub-agent\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(
-        "".join(
-            f"[{group}]\n" + "".join(f"{name} = {call}\n" for name, call in rows.items())
-            for group, rows in groups.items()
-        )
-    )
-    return str(folder)
-
-
 @pytest.fixture
 def start(agent, policy, installed, tmp_path):
     """Starts an engine; all end with the test."""
@@ -305,3 +302,30 @@ def test_updates_then_the_trainer_goes_and_another_engine_begins(start, policy, 
     with th.watch(model) as w:
         assert w.latest() == 3
     trainer.shutdown()
+
+
+def test_a_trainer_goes_on_when_its_agent_has_come_back(policy, model, monkeypatch):
+    told = []
+    client = types.SimpleNamespace(
+        init_weight_transfer_engine=told.append, start_weight_update=lambda: None,
+        update_weights=told.append, finish_weight_update=told.append,
+    )  # fmt: skip
+    cluster, failed = Cluster(), True
+    try:
+        first = cluster.agent("a")
+        monkeypatch.setenv("THC_AGENT", first.runtime)
+        trainer = trainer_of(policy, model, client, lineage=7)
+        trainer.send_weights(1)
+        cluster.replaced(first)
+        told.clear()
+        with pytest.raises(ConnectionError):
+            trainer.send_weights(2)
+        assert not told
+        cluster.agent("a")
+        trainer.send_weights(2)
+        assert told == [{"model": model, "lineage": 7, "version": 2}, "2"]
+        assert set(th.load(model)) == {name for name, _ in policy.model.named_parameters()}
+        trainer.shutdown()
+        failed = False
+    finally:
+        cluster.close(failed)

@@ -1,20 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's weight transfer backend and load format "tensorhub".
+"""vLLM's weight transfer backend and load format "tensorhub". vllm.md says what it does.
 
-    vllm serve ... --weight-transfer-config '{"backend": "tensorhub"}'
-
-    trainer = WeightTransferTrainerFactory.trainer_init(
-        TrainerInfo("policy", rank=rank), client=client, source=ModuleSource(model)
-    )
-    trainer.send_weights(step)
-
-    vllm serve ... --load-format tensorhub --model-loader-extra-config '{"model": "policy"}'
-
-vLLM finds it by the entry point ``vllm.general_plugins`` of the package. Rank 0 of the trainers
-copies whole tensors into host memory that its agent maps, and publishes them as a version. Each
-worker of an engine is told that version, and pulls it for itself, from the trainer or from another
-engine, into a copy in host memory. The model is changed when all workers have the version: where
-one fails, none has changed.
+vLLM finds it by the entry point ``vllm.general_plugins`` of the package. The model of an engine is
+changed when all its workers have the version: where one fails, none has changed.
 """
 
 import contextlib
@@ -41,9 +29,25 @@ ENDED = th.Event.AGENT_LOST | th.Event.GROUP_BROKEN | th.Event.EVICTED | th.Even
 _numbers = itertools.count(1)
 
 
-def _name(kind: str) -> str:
-    """A replica of its own: engines and trainers may share a process."""
-    return f"{kind}-{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
+class Member:
+    """Who has a handle, as a replica of its own: engines and trainers may share a process."""
+
+    _handle: Any = None
+
+    def _opened(self, kind: str, **options: Any) -> bool:
+        """True: there is another one now, for the one before has ended, as with its agent."""
+        if self._handle is not None and self._handle.events() & ENDED:
+            self._leave()
+        if self._handle is not None:
+            return False
+        replica = f"{kind}-{socket.gethostname()}-{os.getpid()}-{next(_numbers)}"
+        self._handle = th.open(replica=replica, **options)
+        return True
+
+    def _leave(self) -> None:
+        handle, self._handle = self._handle, None
+        with contextlib.suppress(th.Error):
+            handle.close(abandon=True, timeout=5.0)
 
 
 @dataclass
@@ -60,12 +64,11 @@ class UpdateInfo(wt.base.WeightTransferUpdateInfo):  # type: ignore[misc,unused-
     version: int
 
 
-class Engine(wt.WeightTransferEngine):  # type: ignore[misc,unused-ignore]
+class Engine(Member, wt.WeightTransferEngine):  # type: ignore[misc,unused-ignore]
     """One in each worker. Its agent is found as tensorhub.open does, as by THC_AGENT."""
 
     init_info_cls, update_info_cls = InitInfo, UpdateInfo
     supports_draft_weight_update = False
-    _handle: Optional[th.Handle] = None
     _weights: Dict[str, Any] = {}
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
@@ -101,18 +104,15 @@ class Engine(wt.WeightTransferEngine):  # type: ignore[misc,unused-ignore]
 
     def shutdown(self) -> None:
         """Others get no weights from here any more. The next update opens it again."""
-        handle, self._handle, self._weights = self._handle, None, {}
-        if handle is not None:
-            with contextlib.suppress(th.Error):
-                handle.close(abandon=True, timeout=5.0)
+        if self._handle is not None:
+            self._leave()
+        self._weights = {}
 
-    def _open(self, model: str) -> th.Handle:
-        """The handle of this worker; another one when that has ended, as with its agent."""
-        handle = self._handle
-        if handle is not None and (handle.model != model or handle.events() & ENDED):
-            self.shutdown()
-        if self._handle is None:
-            self._handle = th.open(model, replica=_name("vllm"))
+    def _open(self, model: str) -> Any:
+        if self._handle is not None and self._handle.model != model:
+            self._leave()
+        if self._opened("vllm", model=model):
+            self._weights = {}
         return self._handle
 
     @staticmethod
@@ -122,16 +122,21 @@ class Engine(wt.WeightTransferEngine):  # type: ignore[misc,unused-ignore]
 
 
 class Loader(model_loader.BaseModelLoader):  # type: ignore[misc,unused-ignore]
-    """The weights of an engine that starts, from whoever has them. Waits for no version.
+    """The weights of an engine that starts, from whoever has them.
 
     model_loader_extra_config has what tensorhub.load takes: ``model``, ``version`` ("latest"), ...
+    and ``wait``: seconds to wait for a version where there is none, as when all starts at once.
     """
 
     def download_model(self, model_config: Any) -> None:
         """There are no files."""
 
     def load_weights(self, model: Any, model_config: Any) -> None:
-        model.load_weights(iter(th.load(**self.load_config.model_loader_extra_config).items()))
+        extra = dict(self.load_config.model_loader_extra_config)
+        if wait := extra.pop("wait", 0):
+            with th.watch(extra["model"], agent=extra.get("agent")) as w:
+                w.wait(lambda versions: versions.latest is not None, timeout=wait)
+        model.load_weights(iter(th.load(**extra).items()))
 
 
 @dataclass
@@ -146,26 +151,30 @@ class TrainerInfo(getattr(wt.base, "TrainerInitInfo", object)):  # type: ignore[
     lineage: int = field(default_factory=lambda: int(time.time()))
 
 
-class TrainerEngine(getattr(wt.base, "TrainerWeightTransferEngine", object)):  # type: ignore[misc]
+_Trainer: Any = getattr(wt.base, "TrainerWeightTransferEngine", object)
+
+
+class TrainerEngine(Member, _Trainer):  # type: ignore[misc,unused-ignore]
     """On every rank, for all take part in making a tensor whole; rank 0 publishes and sends."""
 
     init_info_cls = TrainerInfo
-    _handle: Optional[th.Handle] = None
     _version = 0
 
     @classmethod
-    def trainer_init(
-        cls, init_info: TrainerInfo, *, client: Any, source: Any = None
-    ) -> "TrainerEngine":
+    def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> Any:
         if source is None:
             raise ValueError("source: there is none; give a WeightSource, as ModuleSource(model)")
         self = cls(client=client, source=source, is_sender=init_info.is_sender)
+        self._info = {"model": init_info.model, "lineage": init_info.lineage}
+        self._form = init_info.dtype, init_info.buffers
         if self.is_sender:
-            self._info = {"model": init_info.model, "lineage": init_info.lineage}
-            self._handle = th.open(**self._info, replica=_name("trainer"))
-            self._publisher = th.Publisher(self._handle, None, init_info.dtype, init_info.buffers)
+            self._begin()
             client.init_weight_transfer_engine({"model": init_info.model})
         return self
+
+    def _begin(self) -> None:
+        if self._opened("trainer", **self._info):
+            self._publisher = th.Publisher(self._handle, None, *self._form)
 
     def send_weights(self, version: Optional[int] = None) -> None:
         """Publishes as ``version``, the step; left out it is one more than the one before."""
@@ -173,12 +182,13 @@ class TrainerEngine(getattr(wt.base, "TrainerWeightTransferEngine", object)):  #
         source = self.source
         pairs = iter(source.iter_full() if hasattr(source, "iter_full") else source)  # vLLM 0.33
         try:
-            if self._handle is not None:
+            if self.is_sender:
+                self._begin()
                 self._publisher.publish(self._version, pairs)
         finally:  # the other ranks wait in what this one leaves out
             for _ in pairs:
                 pass
-        if self._handle is not None:
+        if self.is_sender:
             self.client.start_weight_update()
             self.client.update_weights({**self._info, "version": self._version})
             self.client.finish_weight_update(str(self._version))
