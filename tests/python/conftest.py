@@ -17,7 +17,7 @@ import pytest
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.join(ROOT, "tests", "e2e"))
-from cluster import Cluster, with_library  # noqa: E402
+from cluster import Cluster, wait_for, with_library  # noqa: E402, F401
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads spin, and others want the cores
 with_library()
