@@ -8,10 +8,10 @@
  * drives all shards unless --shard says that others drive the rest. Until bytes are moved a signal
  * removes what is beside OUT and ends the process, and the agent forgets it.
  */
-#include "tools/thctl/cmd_fetch.h"
-
 #include <errno.h>
 #include <inttypes.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +21,34 @@
 #include "ipc/base/name.h"
 #include "ipc/base/units.h"
 #include "tools/file/checkpoint.h"
+#include "tools/file/image.h"
+#include "tools/file/save.h"
+#include "tools/file/stamp.h"
+#include "tools/thctl/member.h"
+
+struct fetch_part {                    /* one shard */
+	struct thc_manifest *manifest; /* owns */
+	struct image image;
+	struct save_file **files; /* owns the array: those of save, as in image                */
+	struct thc_result result;
+};
+
+struct fetch {
+	struct thctl *ctl;
+	const char *out;
+	bool directory, force;
+	char replica[TH_NAME_MAX + 1];
+	char version[TH_SPEC_MAX + 1]; /* the absolute one                                */
+	uint64_t lineage, absolute;
+	uint32_t num_shards;         /* of the version                                    */
+	uint32_t first_shard, count; /* which of them are fetched here                    */
+	struct fetch_part *parts;    /* owns                                              */
+	struct thc_shard **shards;   /* owns: the handles, in the same order              */
+	struct save save;
+	struct stamp *stamps; /* owns: of the files of save, once they are in place       */
+	struct stop stop;
+	struct progress progress;
+};
 
 static int
 cmd_fetch_check_options(struct fetch *fetch)

@@ -12,8 +12,7 @@
 #include "ipc/base/units.h"
 #include "tools/thctl/cluster_tables.h"
 #include "tools/thctl/rpc.h"
-#include "tools/thctl/status_gpu_tables.h"
-#include "tools/thctl/status_rdma_tables.h"
+#include "tools/thctl/status_tables.h"
 
 static void
 add_sessions(struct document *document, const Tensorhub__V1__StatusReply *status)

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/thctl/status_gpu_tables.h"
+#include "tools/thctl/status_tables.h"
 
 static Tensorhub__V1__GpuInfo gpu;
 static Tensorhub__V1__GpusInfo gpus;

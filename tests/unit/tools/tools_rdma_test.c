@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/thctl/status_rdma_tables.h"
+#include "tools/thctl/status_tables.h"
 
 static Tensorhub__V1__RailInfo rails[2];
 static Tensorhub__V1__PathInfo path;

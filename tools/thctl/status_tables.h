@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * status_gpu_tables - what an agent says of GPU memory, for `thctl status`: the GPUs that it
- * reaches, how it reaches what workers share, and what is not well with them.
+ * status_tables - what an agent says of its RDMA and of GPU memory, for `thctl status`: ports,
+ * paths to other hosts, GPUs that it reaches, how it reaches what workers share, and what is not
+ * well with them.
  */
-#ifndef TH_TOOLS_THCTL_STATUS_GPU_TABLES_H
-#define TH_TOOLS_THCTL_STATUS_GPU_TABLES_H
+#ifndef TH_TOOLS_THCTL_STATUS_TABLES_H
+#define TH_TOOLS_THCTL_STATUS_TABLES_H
 
 #include "ipc/proto/tensorhub.pb-c.h"
 #include "tools/thctl/output.h"
 
 /* NULL is an older agent, which says nothing. */
+void rdma_judge(struct document *document, const Tensorhub__V1__RdmaInfo *rdma);
+void rdma_fields(struct document *document, const Tensorhub__V1__RdmaInfo *rdma);
+void rdma_tables(struct document *document, const Tensorhub__V1__RdmaInfo *rdma);
 void gpus_judge(struct document *document, const Tensorhub__V1__GpusInfo *gpus);
 void gpus_fields(struct document *document, const Tensorhub__V1__GpusInfo *gpus);
 void gpus_table(struct document *document, const Tensorhub__V1__GpusInfo *gpus);
