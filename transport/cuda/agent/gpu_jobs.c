@@ -2,8 +2,14 @@
 /*
  * gpu_jobs - requests on their way through a GPU's process.
  *
- * Jobs (gpu_job.h) wait in a queue, and whoever has been said as a whole waits among the active for
- * its runs to be done. Of the scratch area, where digests are made that no process makes, there is
+ * A job says its request run by run. A run has as many whole chunks as fit into its message, or a
+ * part of one. A chunk that takes several runs has no digest by the process: one of what was read
+ * is made where it lies on the host, one of a GPU's in the scratch area, into which it is read by a
+ * *pass* of its own, before the rest of the job is said: always of what has arrived, never of what
+ * was sent.
+ *
+ * Jobs wait in a queue, and whoever has been said as a whole waits among the active for its runs to
+ * be done. Of the scratch area, where digests are made that no process makes, there is
  * one.
  *
  * When the process dies, whatever was said of a job is forgotten and it begins again, as a suspect
@@ -20,11 +26,195 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
-#include "transport/cuda/agent/gpu_job.h"
+#include "transport/cuda/agent/gpus_own.h"
+#include "transport/hash/digest.h"
 #include "transport/part/chunk.h"
 #include "transport/part/pinned_pages.h"
 
 _Static_assert(GPU_RUNS_MAX == 256, "a slot is the low byte of a run's number");
+
+struct job {
+	TAILQ_ENTRY(job) entry;
+	struct job_list *list; /* that it is in */
+	struct gpu_request *request;
+	struct cut to, from; /* what is next */
+	uint32_t chunk, end; /* to be said yet in this pass */
+	uint32_t said;       /* bytes of that chunk */
+	bool split;          /* the last chunk of the pass takes more than one run, and a digest */
+	bool reads_back;     /* this pass: one chunk, into the scratch area */
+	uint32_t runs;       /* under way */
+	bool begun;          /* something of it, or for it, was said to this process */
+	int code;            /* it has failed with it */
+	bool unmapped;       /* it has failed as gpu_request.unmapped says */
+	char text[GPU_TEXT_BYTES];
+};
+
+struct job_room { /* for a run */
+	uint32_t chunks;
+	uint64_t bytes; /* less than those of a chunk: a part of it */
+};
+
+static bool
+job_wants_digest(const struct job *job)
+{
+	return job->request->op == GPU_HASH || job->request->hashes;
+}
+
+static struct th_hash *
+job_digest(const struct job *job, uint32_t chunk)
+{
+	struct gpu_request *request = job->request;
+	return request->chunks ? &request->chunks[chunk].digest : &request->digest;
+}
+
+static uint32_t
+num_chunks(const struct job *job)
+{
+	return job->request->chunks ? job->request->num_chunks : 1;
+}
+
+static uint32_t
+chunk_bytes_of(const struct job *job, uint32_t chunk)
+{
+	const struct gpu_request *request = job->request;
+	return request->chunks ? request->chunks[chunk].bytes : request->bytes;
+}
+
+/* ---- passes --------------------------------------------------------------------------------- */
+
+/* Over these chunks. What is read back is what was written, or what is to be hashed. */
+static void
+pass_begin(struct job *job, uint32_t chunk, uint32_t end)
+{
+	const struct gpu_request *request = job->request;
+	const struct cut to = {.spans = request->to, .num_spans = request->num_to};
+	const struct cut from = {.spans = request->from, .num_spans = request->num_from};
+	uint64_t before = 0;
+	for (uint32_t i = 0; i < chunk; i++)
+		before += chunk_bytes_of(job, i);
+	job->to = job->reads_back ? (struct cut){0} : to;
+	job->from = job->reads_back && to.num_spans > 0 ? to : from;
+	cut_skip(&job->to, before);
+	cut_skip(&job->from, before);
+	job->chunk = chunk;
+	job->end = end;
+	job->said = 0;
+}
+
+static void
+go_on_from(struct job *job, uint32_t chunk)
+{
+	job->reads_back = job->split = false;
+	pass_begin(job, chunk, num_chunks(job));
+}
+
+static void
+read_back(struct job *job, uint32_t chunk)
+{
+	job->reads_back = true;
+	pass_begin(job, chunk, chunk + 1);
+}
+
+/* From the beginning, also again. */
+static void
+job_begin(struct job *job)
+{
+	go_on_from(job, 0);
+}
+
+/* All runs of a pass are done. True: there is another one. */
+static bool
+job_settle(struct job *job, const uint8_t *scratch)
+{
+	uint32_t last = job->end - 1;
+	if (job->reads_back) {
+		*job_digest(job, last) = digest_of(scratch, chunk_bytes_of(job, last));
+		go_on_from(job, job->end);
+	} else if (job->split && job->request->op == GPU_READ) {
+		*job_digest(job, last) = digest_of(job->request->data, job->request->bytes);
+	} else if (job->split) {
+		read_back(job, last);
+	}
+	return job->chunk < job->end;
+}
+
+/* ---- runs ----------------------------------------------------------------------------------- */
+
+/* How many whole chunks; 0: a part of one. */
+static int
+cut_chunks(const struct job *job, const struct job_room *room, struct sides *sides,
+	uint32_t *ret_count, char *text)
+{
+	uint32_t count = 0;
+	int rc = 0;
+	sides_begin(sides, &job->to, &job->from);
+	while (rc == 0 && count < room->chunks && job->chunk + count < job->end) {
+		uint64_t before = sides->bytes;
+		uint32_t bytes = chunk_bytes_of(job, job->chunk + count) - job->said;
+		rc = sides_add(sides, th_min_u64(bytes, room->bytes - before), text);
+		bool all = sides->bytes == before + bytes;
+		if (!all && count > 0)
+			sides_cut_back(sides, before);
+		if (!all || job->said > 0)
+			break;
+		count++;
+	}
+	TH_ASSERT(rc < 0 || sides->bytes > 0);
+	*ret_count = count;
+	return rc;
+}
+
+/*
+ * The next run: what is in the sides, with its op, digests and chunks. 0; 1: none, but there is
+ * another pass; or as sides_add. sides_drop either way.
+ */
+static int
+job_cut(struct job *job, const struct job_room *room, struct sides *sides, struct gpu_run *ret_run,
+	char *text)
+{
+	enum gpu_run_op op = job->request->op;
+	uint32_t count = 0;
+	int rc = cut_chunks(job, room, sides, &count, text);
+	if (rc < 0)
+		return rc;
+	if (op == GPU_HASH && count == 0 && !job->reads_back) {
+		read_back(job, job->chunk);
+		return 1;
+	}
+	*ret_run = (struct gpu_run){.kind = GPU_RUN,
+		.op = job->reads_back ? GPU_READ : op,
+		.hashes = job_wants_digest(job) && count > 0 && !job->reads_back,
+		.num_to = sides->to.count,
+		.num_from = sides->from.count,
+		.num_chunks = count > 0 ? count : 1,
+		.chunk_bytes = {(uint32_t)sides->bytes}};
+	for (uint32_t i = 0; i < count; i++)
+		ret_run->chunk_bytes[i] = chunk_bytes_of(job, job->chunk + i);
+	return 0;
+}
+
+/* That run was said. */
+static void
+job_said(struct job *job, const struct gpu_run *run, uint64_t bytes)
+{
+	cut_skip(&job->to, bytes);
+	cut_skip(&job->from, bytes);
+	if (job->said == 0 && bytes >= chunk_bytes_of(job, job->chunk)) {
+		job->chunk += run->num_chunks;
+		return;
+	}
+	job->said += (uint32_t)bytes;
+	if (job_wants_digest(job)) { /* which is made before anything else is said */
+		job->split = true;
+		job->end = job->chunk + 1;
+	}
+	if (job->said == chunk_bytes_of(job, job->chunk)) {
+		job->chunk++;
+		job->said = 0;
+	}
+}
+
+/* ---- the queue ------------------------------------------------------------------------------- */
 
 static void
 gpu_jobs_move_to(struct job *job, struct job_list *list, bool first)

@@ -6,7 +6,7 @@
  *   the GPU's thread     gpu_thread.c: speaks with the process, watches the clock; gpu_inbox.c
  *                        gpu_opens.c: which pieces this life of the process has, and is to have
  *                        gpu_pins.c: which host memory it has pinned
- *                        gpu_jobs.c: requests on their way, run by run (gpu_job.h, request_cut.c)
+ *                        gpu_jobs.c: requests on their way, run by run (request_cut.c)
  *
  * A life of the process ends at any time. Then all that was under way is *suspect*: it is done
  * again, one after the other with nothing beside it, so that what ends the process each time is
