@@ -177,15 +177,6 @@ register_check_by_place(const void *a, const void *b)
 	return x->index < y->index ? -1 : 1;
 }
 
-static bool
-same_form(const struct manifest_row *a, const struct manifest_row *b)
-{
-	return a->dtype == b->dtype && a->ndim == b->ndim &&
-	       memcmp(a->local_shape, b->local_shape, sizeof(a->local_shape)) == 0 &&
-	       memcmp(a->global_shape, b->global_shape, sizeof(a->global_shape)) == 0 &&
-	       memcmp(a->offset, b->offset, sizeof(a->offset)) == 0;
-}
-
 /* alias_of[i] is the first tensor with exactly these bytes. Whatever else meets is an error. */
 static int
 register_check_find_ties(
@@ -207,7 +198,8 @@ register_check_find_ties(
 		}
 		const struct manifest_row *a = &checked->rows[last->index];
 		const struct manifest_row *b = &checked->rows[place->index];
-		if (place->start != last->start || place->bytes != last->bytes || !same_form(a, b))
+		if (place->start != last->start || place->bytes != last->bytes ||
+			!manifest_same_form(a, b))
 			return shim_fail(THC_E_INVALID,
 				"tensors[%" PRIu32 "].data: '%s' overlaps '%s' (tensors[%" PRIu32
 				"]) without being the same bytes, dtype and shape",

@@ -57,6 +57,19 @@ fork_parent(void)
 	pthread_mutex_unlock(&list_lock);
 }
 
+static void
+close_files(struct thc_shard *shard)
+{
+	th_fd_close(&shard->sock);
+	th_fd_close(&shard->bell_agent);
+	th_fd_close(&shard->bell_worker);
+	th_fd_close(&shard->agent_pidfd);
+	th_fd_close(&shard->lifeline);
+	th_fd_close(&shard->kick);
+	th_fd_close(&shard->epoll);
+	th_fd_close(&shard->uncollected);
+}
+
 /*
  * Closes what would keep the parent's session alive and readable. A handle's lock may be held by a
  * thread that does not exist here, so nothing else is touched: the calls answer by the fork count.
@@ -66,14 +79,7 @@ fork_child(void)
 {
 	atomic_fetch_add_explicit(&fork_count, 1, memory_order_relaxed);
 	for (struct thc_shard *shard = list; shard != NULL; shard = shard->next_open) {
-		th_fd_close(&shard->sock);
-		th_fd_close(&shard->bell_agent);
-		th_fd_close(&shard->bell_worker);
-		th_fd_close(&shard->agent_pidfd);
-		th_fd_close(&shard->lifeline);
-		th_fd_close(&shard->kick);
-		th_fd_close(&shard->epoll);
-		th_fd_close(&shard->uncollected);
+		close_files(shard);
 		th_fd_close(&shard->giving);
 		th_fd_close(&shard->request.fd);
 	}
@@ -190,14 +196,7 @@ static void
 tear_down(struct thc_shard *shard)
 {
 	tensors_release(shard);
-	th_fd_close(&shard->sock);
-	th_fd_close(&shard->bell_agent);
-	th_fd_close(&shard->bell_worker);
-	th_fd_close(&shard->agent_pidfd);
-	th_fd_close(&shard->lifeline);
-	th_fd_close(&shard->kick);
-	th_fd_close(&shard->epoll);
-	th_fd_close(&shard->uncollected);
+	close_files(shard);
 	sp_req_close(&shard->request);
 	segment_worker_unmap(&shard->files);
 }

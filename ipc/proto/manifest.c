@@ -211,8 +211,8 @@ take_row(const struct manifest_row *given, struct build_row *build, struct th_er
 	return manifest_check_row(row, err);
 }
 
-static bool
-rows_equal(const struct manifest_row *a, const struct manifest_row *b)
+bool
+manifest_same_form(const struct manifest_row *a, const struct manifest_row *b)
 {
 	return a->dtype == b->dtype && a->ndim == b->ndim &&
 	       memcmp(a->local_shape, b->local_shape, sizeof(a->local_shape)) == 0 &&
@@ -232,7 +232,7 @@ resolve_ties(struct build_row *build, uint32_t count, const uint32_t *alias_of, 
 			return th_fail(err, TH_E_INVALID,
 				"tensor '%s' is tied to a tensor that is none of its own",
 				build[i].row.name);
-		if (!rows_equal(&build[i].row, &build[root].row))
+		if (!manifest_same_form(&build[i].row, &build[root].row))
 			return th_fail(err, TH_E_INVALID,
 				"tensors '%s' and '%s' are the same bytes with different types or "
 				"shapes",

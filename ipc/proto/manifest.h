@@ -54,6 +54,9 @@ uint32_t manifest_dtype_bits(uint32_t dtype);
 const char *manifest_dtype_name(uint32_t dtype); /* as in safetensors: "BF16"; NULL when unknown */
 uint32_t manifest_dtype_of_name(const char *name); /* 0 when unknown */
 
+/* Of the same type, shape and place in the whole. */
+bool manifest_same_form(const struct manifest_row *a, const struct manifest_row *b);
+
 /*
  * Makes a canonical manifest of rows in any order. alias_of[i] is the index (in the given order) of
  * the row that row i is tied to, or UINT32_MAX; alias_of may be NULL. Among a tie the name first

@@ -136,21 +136,27 @@ version_order(const struct version *a, const struct version *b)
 }
 
 struct version *
-version_new(struct refsrv *server, struct model *model, struct th_version id, uint32_t num_shards,
-	const struct shard_layout *shards)
+version_new(struct refsrv *server, const struct group *group, struct th_version id)
 {
 	struct version *version = th_calloc(1, sizeof(*version));
 
-	version->model = model;
+	version->model = group->model;
 	version->id = id;
-	version->num_shards = num_shards;
+	version->num_shards = group->num_shards;
 	version->risk_ns = INT64_MAX;
 	version->retry_ns = INT64_MIN;
-	version->shards = th_memdup(shards, num_shards * sizeof(*shards));
-	for (uint32_t i = 0; i < num_shards; i++) {
-		blob_acquire(server, shards[i].manifest);
+	version->shards = th_calloc(group->num_shards, sizeof(*version->shards));
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		const struct ctl_register *reg = &group->members[i]->reg;
+		version->shards[i] = (struct shard_layout){
+			.layout = reg->layout,
+			.manifest = reg->manifest,
+			.bytes = reg->bytes,
+			.num_chunks = reg->num_chunks,
+		};
+		blob_acquire(server, reg->manifest);
 	}
-	DL_INSERT_INORDER(model->versions, version, version_order);
+	DL_INSERT_INORDER(group->model->versions, version, version_order);
 	return version;
 }
 

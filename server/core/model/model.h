@@ -25,9 +25,8 @@ void model_dirty_agent(struct refsrv *server, const struct agent *agent);
 void model_dirty_all(struct refsrv *server);
 
 struct version *version_find(const struct model *model, struct th_version id);
-/* shards: the layouts; the version takes its own references to the blobs. */
-struct version *version_new(struct refsrv *server, struct model *model, struct th_version id,
-	uint32_t num_shards, const struct shard_layout *shards);
+/* What the members of the group have registered; takes its own references to the blobs. */
+struct version *version_new(struct refsrv *server, const struct group *group, struct th_version id);
 void version_free(struct refsrv *server, struct version *version);
 
 /*

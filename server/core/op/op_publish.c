@@ -36,26 +36,6 @@ same_layouts(const struct version *version, const struct group *group, uint32_t 
 	return true;
 }
 
-static struct version *
-publish_version(struct refsrv *server, struct op *op, struct th_version id)
-{
-	struct group *group = op->group;
-	struct shard_layout *shards = th_calloc(group->num_shards, sizeof(*shards));
-
-	for (uint32_t i = 0; i < group->num_shards; i++) {
-		const struct ctl_register *reg = &group->members[i]->reg;
-		shards[i] = (struct shard_layout){
-			.layout = reg->layout,
-			.manifest = reg->manifest,
-			.bytes = reg->bytes,
-			.num_chunks = reg->num_chunks,
-		};
-	}
-	struct version *version = version_new(server, group->model, id, group->num_shards, shards);
-	free(shards);
-	return version;
-}
-
 static void
 publish_commit(struct refsrv *server, struct op *op, struct th_version id)
 {
@@ -64,7 +44,7 @@ publish_commit(struct refsrv *server, struct op *op, struct th_version id)
 	uint32_t shard = 0;
 
 	if (version == NULL) {
-		version = publish_version(server, op, id);
+		version = version_new(server, group, id);
 	} else if (version->num_shards != group->num_shards) {
 		op_fail(server, op, TH_E_VERSION_CONFLICT,
 			"version %" PRIu64

@@ -214,18 +214,7 @@ acquire_version(struct built *b, struct th_version id)
 		}
 	}
 	if (version == NULL) {
-		struct shard_layout *shards = th_calloc(group->num_shards, sizeof(*shards));
-		for (uint32_t i = 0; i < group->num_shards; i++) {
-			const struct ctl_register *reg = &group->members[i]->reg;
-			shards[i] = (struct shard_layout){
-				.layout = reg->layout,
-				.manifest = reg->manifest,
-				.bytes = reg->bytes,
-				.num_chunks = reg->num_chunks,
-			};
-		}
-		version = version_new(b->server, group->model, id, group->num_shards, shards);
-		free(shards);
+		version = version_new(b->server, group, id);
 	} else if (!rejoin_build_fits(b, version)) {
 		contradiction(b, "version %" PRIu64 " is there with another layout", id.version);
 		return NULL;
