@@ -5,11 +5,12 @@ Started and ended by the harness of tests/e2e. The package is that of the source
 libthc of the build.
 """
 
+import contextlib
 import itertools
+import multiprocessing
 import os
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -24,6 +25,7 @@ with_library()
 import tensorhub as th  # noqa: E402
 
 SIZE = 1 << 20
+LOADED_S = 150  # by then ranks have torch, however busy the machine is
 _numbers = itertools.count(1)
 # Whoever starts tests in the background has SIGINT ignored, and Python takes that over.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,23 +55,34 @@ def _where(request, monkeypatch):
         monkeypatch.setenv("THC_AGENT", request.getfixturevalue("agent"))
 
 
-@pytest.fixture(scope="session")
-def trainers(agent, tmp_path_factory):
-    """ranks.py, which has torch loaded: a line for each trainer."""
-    place = tmp_path_factory.mktemp("ranks")
-    process = subprocess.Popen(
-        [sys.executable, os.path.join(HERE, "ranks.py"), str(place)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=dict(os.environ, THC_AGENT=agent),
-    )  # fmt: skip
+@contextlib.contextmanager
+def forked(count, main, *args, killed=()):
+    """Ranks that run main(rank, count, pipe, *args): the other ends of their pipes. All end well,
+    but those that kill themselves.
+
+    Loading torch takes seconds: a process of its own does it once, and forks the ranks of all
+    tests.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp"])
+    processes, pipes = [], []
     try:
-        yield process
-        process.stdin.close()
-        assert process.wait(60) == 0
+        for rank in range(count):
+            pipe, theirs = context.Pipe()
+            processes.append(context.Process(target=main, args=(rank, count, theirs, *args)))
+            processes[rank].start()
+            theirs.close()
+            pipes.append(pipe)
+        yield pipes
+        for pipe in pipes:
+            pipe.close()
+        for rank, process in enumerate(processes):
+            process.join(60)
+            assert process.exitcode == (-signal.SIGKILL if rank in killed else 0), processes
     finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 @pytest.fixture(scope="session")

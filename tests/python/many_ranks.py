@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of one replica that open together: many_ranks.py RANKS MODEL SCENARIO...
+"""Ranks of one replica that open together, each of which runs scenarios and tells what it saw."""
 
-torch is imported once, and the ranks are forked: 8 of them on few cores would start for long. Each
-rank runs the scenarios in turn, and says what it saw of each: a line of JSON on standard output.
-"""
-
-import json
+import contextlib
 import os
 import signal
-import sys
 import tempfile
 import time
 
@@ -17,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-LATE_S = 5  # of the rank that comes late
+LATE_S = 2.0  # of the rank that comes late
 
 
 class Mine(Exception):
@@ -139,25 +134,12 @@ def leader(rank, model, _weights):
     return failed(lambda: opened(model))
 
 
-def main(rank, ranks, place, model, scenarios):
+def run_scenarios(rank, ranks, pipe, place, model, scenarios):
+    """They end when the other end of the pipe is closed."""
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=ranks)
     weights = {"w": th.empty((1024,), torch.int32)}
     for scenario in scenarios:
-        said = [scenario, rank, globals()[scenario](rank, model, weights)]
-        os.write(1, json.dumps(said).encode() + b"\n")
-    sys.stdin.readline()
+        pipe.send(globals()[scenario](rank, model, weights))
+    with contextlib.suppress(EOFError):
+        pipe.recv()
     th.close_all()
-
-
-if __name__ == "__main__":
-    ranks, place, model, *scenarios = sys.argv[1:]
-    for rank in range(int(ranks)):
-        if os.fork() == 0:
-            try:
-                main(rank, int(ranks), place, model, scenarios)
-                os._exit(0)
-            finally:
-                sys.excepthook(*sys.exc_info())
-                os._exit(1)
-    for _ in range(int(ranks)):
-        os.wait()

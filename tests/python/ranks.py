@@ -1,20 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of torch trainers that publish their parts of a model: ranks.py PLACE.
+"""The ranks of torch trainers that publish their parts of a model.
 
-Reads a line KIND RANKS MODEL [DTYPE] for each trainer: KIND is fsdp (FSDP2), tensor (rows and
-columns of one mesh), hsdp (replicas of shards: only the first publishes) or both (FSDP2 over tensor
-parallel). With DTYPE a th.Publisher casts to it. torch is imported once, which takes seconds, and
-the ranks are forked. Rank 0 says `full PATH SHARDS`: what full_tensor() answers, and how many
-shards there are; it reads one line before they end, and `ended N` says how many of them did so
-without a failure.
+The kinds: fsdp (FSDP2), tensor (rows and columns of one mesh), hsdp (replicas of shards: only the
+first publishes) and both (FSDP2 over tensor parallel). With a dtype a th.Publisher casts to it.
 """
-
-import os
-import sys
 
 import tensorhub as th
 import torch
-import torch._dynamo  # noqa: F401 - FSDP2 would load it in each rank
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -59,47 +51,27 @@ def both(ranks):
     }, True
 
 
-def rank_main(place, kind, rank, ranks, name, *dtype):
-    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=ranks)
+def publish_shards(rank, ranks, pipe, place, kind, name, dtype):
+    """Rank 0 writes what full_tensor() answers to a file and tells how many shards there are; they
+    end when it is told to."""
+    group = f"file://{place}/group"
+    dist.init_process_group("gloo", init_method=group, rank=rank, world_size=ranks)
     state, publishes = globals()[kind](ranks)
     full = {k: t.full_tensor() if isinstance(t, DTensor) else t for k, t in state.items()}
     shards = ranks // 2 if kind == "hsdp" else ranks
     if publishes:
         handle = th.open(name, replica="trainer", shard=rank, num_shards=shards)
         if dtype:
-            th.Publisher(handle, state, dtype[0]).publish(1)
+            th.Publisher(handle, state, dtype).publish(1)
         else:
             handle.register(state)
             handle.publish(1)
     dist.barrier()
     if rank == 0:
-        torch.save(full, place + ".pt")
-        print("full", place + ".pt", shards, flush=True)
-        sys.stdin.readline()
+        torch.save(full, f"{place}/full.pt")
+        pipe.send(shards)
+        pipe.recv()
     dist.barrier()
     if publishes:
         handle.close(abandon=True)
     dist.destroy_process_group()
-
-
-def fork(function, *args):
-    if os.fork() == 0:
-        try:
-            function(*args)
-            os._exit(0)
-        finally:
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
-
-
-def main(place):
-    while line := sys.stdin.readline():
-        kind, ranks, name, *dtype = line.split()
-        for rank in range(int(ranks)):
-            fork(rank_main, os.path.join(place, name), kind, rank, int(ranks), name, *dtype)
-        good = sum(os.wait()[1] == 0 for _ in range(int(ranks)))
-        print("ended", good, flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

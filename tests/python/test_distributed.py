@@ -2,46 +2,26 @@
 """th.distributed: ranks that open together, come late, differ, raise and die. Needs torch."""
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 import tensorhub as th
+from conftest import LOADED_S, forked
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-HERE = os.path.dirname(os.path.abspath(__file__))
+from many_ranks import LATE_S, run_scenarios  # noqa: E402
+
 RANKS = 8
 SOON_S = 20  # far below the 1,800 s of a verb, and the 30 minutes of gloo
 
 
-@contextlib.contextmanager
-def ranks(tmp_path, model, *scenarios):
-    """Eight ranks that run these: reads scenario -> what each rank saw, in their order."""
-    command = [sys.executable, os.path.join(HERE, "many_ranks.py"), str(RANKS),
-               str(tmp_path / scenarios[0]), model, *scenarios]  # fmt: skip
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def said(scenario, count=RANKS):
-        seen = {}
-        while len(seen) < count:
-            line = process.stdout.readline()
-            assert line, f"the ranks ended in {scenario}, of which {sorted(seen)} have told"
-            name, rank, value = json.loads(line)
-            early.setdefault(name, {})[rank] = value
-            seen = early.get(scenario, {})
-        return [seen[rank] for rank in sorted(seen)]
-
-    early = {}
-    try:
-        yield said
-        process.stdin.close()
-        assert process.wait(SOON_S) == 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+def told(pipes):
+    """What each rank saw of the next scenario, of those that are alive after it."""
+    seen = []
+    for pipe in pipes:
+        with contextlib.suppress(EOFError):  # it has killed itself
+            assert pipe.poll(LOADED_S)
+            seen.append(pipe.recv())
+    return seen
 
 
 def raised(seen, kind, *words):
@@ -65,29 +45,36 @@ def test_what_is_no_group_of_host_memory(agent, model, tmp_path):
 
 def test_eight_ranks(agent, model, tmp_path):
     scenarios = ("late", "differ", "invalid", "no_agent", "meshes", "raises", "killed")
-    with ranks(tmp_path, model, *scenarios) as said:
-        late = said("late")
+    place = str(tmp_path / "group")
+    with forked(RANKS, run_scenarios, place, model, scenarios, killed=[7]) as pipes:
+        late = told(pipes)
         assert [seen[:2] for seen in late] == [[rank, RANKS] for rank in range(RANKS)]
-        assert min(took for *_, took in late[:3]) > 4 and max(took for *_, took in late) < SOON_S
-        raised(said("differ"), "Invalid", "retain: ", "rank 5 gives 'latest-1'", "rank 0 'latest'")
-        invalid = said("invalid")
+        assert min(took for *_, took in late[:3]) > LATE_S - 1
+        assert max(took for *_, took in late) < SOON_S
+        raised(told(pipes), "Invalid", "retain: ", "rank 5 gives 'latest-1'", "rank 0 'latest'")
+        invalid = told(pipes)
         raised(invalid, "Invalid", "lineage: -1")
         raised(invalid[:2] + invalid[3:], "Invalid", "rank 2: ")
-        none = said("no_agent")
+        none = told(pipes)
         raised(none, "NoAgent")
         raised(none[:4] + none[5:], "NoAgent", "rank 4: ")
-        for rank, seen in enumerate(said("meshes")):
+        for rank, seen in enumerate(told(pipes)):
             assert seen == [f"{model}/copy {rank // 4}/{rank % 4}", 4]
-        for rank, (sentence, took, same) in enumerate(said("raises")):
+        for rank, (sentence, took, same) in enumerate(told(pipes)):
             assert took < SOON_S and same, (rank, took, same)
             if rank == 6:
                 assert sentence == "Mine: "
             else:
                 assert sentence.startswith("GroupBroken: ") and "shard 6 on" in sentence, sentence
-        for rank, (sentence, took, reopened) in enumerate(said("killed", RANKS - 1)):
+        killed = told(pipes)
+        assert len(killed) == RANKS - 1
+        for sentence, took, reopened in killed:
             assert sentence.startswith("GroupBroken: ") and "shard 7 on" in sentence, sentence
             assert took < SOON_S
             raised([reopened], "GroupBroken", "rank 7: ", "start all ranks again")
-        with ranks(tmp_path, model, "again", "leader") as those:
-            assert those("again") == [True] * RANKS
-            raised(those("leader", RANKS - 1), "GroupBroken", "rank 0: ", "start all ranks again")
+        scenarios, place = ("again", "leader"), str(tmp_path / "next")
+        with forked(RANKS, run_scenarios, place, model, scenarios, killed=[0]) as those:
+            assert told(those) == [True] * RANKS
+            left = told(those)
+            assert len(left) == RANKS - 1
+            raised(left, "GroupBroken", "rank 0: ", "start all ranks again")

@@ -26,6 +26,7 @@ def test_all_is_well(agent):
 
 
 def test_no_agent(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "_optional", lambda name, *_: ("--", name, "not asked"))
     monkeypatch.setenv("THC_AGENT", str(tmp_path))
     ((mark, what, text),) = doctor._agent_and_server()
     assert (mark, what) == ("no", "agent") and "thctl up" in text, text

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import pytest
 import tensorhub as th
 from cluster import BUILD
-from conftest import ROOT, memory
+from conftest import LOADED_S, ROOT, memory
 
 PAGE = os.path.join(ROOT, "man", "tensorhub-recipes.7")
 PROGRAMS = ("tools", "daemon", "server")  # folders of the build
@@ -44,10 +44,12 @@ RECIPES = recipes()
 RUN = set()  # titles that a test has, also one that was skipped
 
 
-def recipe(title):
-    """Marks a test with the program that it runs, which it gets as ``text``."""
-    RUN.add(title)
-    return pytest.mark.parametrize("text", [RECIPES[title]], ids=[re.sub(r"\W+", "_", title)])
+def recipe(*titles):
+    """Marks a test with the program that it runs, which it gets as ``text``, or with several."""
+    RUN.update(titles)
+    texts = [RECIPES[title] for title in titles]
+    text = texts if len(titles) > 1 else texts[0]
+    return pytest.mark.parametrize("text", [text], ids=[re.sub(r"\W+", "_", titles[0])])
 
 
 def test_every_recipe_is_run():
@@ -90,7 +92,7 @@ def ended(program):
 
 def output(program):
     """What it has printed, when it has ended well."""
-    text = program.communicate(timeout=60)[0]
+    text = program.communicate(timeout=LOADED_S)[0]
     assert program.returncode == 0, text
     return text
 
@@ -148,19 +150,25 @@ if rank == 0:
     print("3 versions", flush=True)
 dist.destroy_process_group()
 """
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+# torchrun, but for its ranks: they are forked, so that torch is loaded once and not by each.
+TORCHRUN = """
+import sys, torch._dynamo, torch.distributed.fsdp
+from torch.distributed.launcher import LaunchConfig, elastic_launch
+
+config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, run_id="run", rdzv_backend="c10d",
+                      rdzv_endpoint="localhost:0", start_method="fork")
+for program in open(sys.argv[1]).read().split("---- the next"):
+    elastic_launch(config, exec)(program, {})
+"""
 
 
 @needs_torch
-@recipe("A trainer publishes what it trains")
-def test_a_trainer_of_fsdp2(agent, model, start, text):
-    assert "3 versions" in output(start(text, FSDP.replace("DTYPE", "float32"), TORCHRUN))
-
-
-@needs_torch
-@recipe("A trainer publishes a copy")
-def test_a_trainer_that_publishes_copies(agent, model, start, text):
-    assert "3 versions" in output(start(text, FSDP.replace("DTYPE", "bfloat16"), TORCHRUN))
+@recipe("A trainer publishes what it trains", "A trainer publishes a copy")
+def test_trainers_of_fsdp2(agent, model, start, text):
+    kinds = zip(text, ("float32", "bfloat16"))
+    programs = [one + FSDP.replace("DTYPE", dtype) for one, dtype in kinds]
+    ranks = start("---- the next".join(programs), command=(sys.executable, "-c", TORCHRUN))
+    assert output(ranks).count("3 versions\n") == 2
 
 
 @recipe("A restart from an older checkpoint")

@@ -5,8 +5,10 @@ import gc
 
 import pytest
 import tensorhub as th
+from conftest import LOADED_S, forked
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+from ranks import publish_shards  # noqa: E402
 
 TYPES = (
     "uint8 int8 bool int16 uint16 float16 bfloat16 int32 uint32 float32 int64 uint64 float64 "
@@ -171,21 +173,24 @@ def test_numpy_and_dlpack(agent, model):
 
 
 @pytest.mark.parametrize(
-    "kind, ranks", [("fsdp", 2), ("fsdp", 4), ("tensor", 4), ("hsdp", 4), ("both", 4)]
+    "kind, count", [("fsdp", 2), ("fsdp", 4), ("tensor", 4), ("hsdp", 4), ("both", 4)]
 )
-def test_the_shards_of_ranks_are_those_of_full_tensor(trainers, model, kind, ranks):
-    shards_equal_full(trainers, model, kind, ranks)
+def test_the_shards_of_ranks_are_those_of_full_tensor(agent, model, tmp_path, kind, count):
+    shards_equal_full(model, tmp_path, kind, count)
 
 
-def shards_equal_full(trainers, model, kind, ranks, dtype=""):
+def shards_equal_full(model, place, kind, count, dtype=None):
     """Ranks publish their local tensors as they lie, or copies that are cast; a reader of all
     shards puts them together."""
-    trainers.stdin.write(f"{kind} {ranks} {model} {dtype}\n")
-    trainers.stdin.flush()
-    line = trainers.stdout.readline()
-    assert line.startswith("full "), line
-    full = torch.load(line.split()[1], weights_only=True)
-    shards = int(line.split()[2])
+    with forked(count, publish_shards, str(place), kind, model, dtype) as pipes:
+        assert pipes[0].poll(LOADED_S)
+        shards = pipes[0].recv()
+        full = torch.load(place / "full.pt", weights_only=True)
+        compare(model, full, shards, dtype)
+        pipes[0].send("end")
+
+
+def compare(model, full, shards, dtype):
     if dtype:
         full = {name: tensor.to(getattr(torch, dtype)) for name, tensor in full.items()}
     readers = [th.open(model, replica="r", shard=i, num_shards=shards) for i in range(shards)]
@@ -204,6 +209,3 @@ def shards_equal_full(trainers, model, kind, ranks, dtype=""):
         assert torch.equal(whole[name], tensor), name
     for reader in readers:
         reader.close(abandon=True)
-    trainers.stdin.write("go\n")
-    trainers.stdin.flush()
-    assert trainers.stdout.readline() == f"ended {ranks}\n"

@@ -93,9 +93,9 @@ def test_a_dtensor_is_the_box_of_its_rank(trainer, model, tmp_path):
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_masters_of_fsdp2_are_cast_shard_by_shard(trainers, model, ranks):
-    shards_equal_full(trainers, model, "fsdp", ranks, "bfloat16")
+@pytest.mark.parametrize("count", [2, 4])
+def test_masters_of_fsdp2_are_cast_shard_by_shard(agent, model, tmp_path, count):
+    shards_equal_full(model, tmp_path, "fsdp", count, "bfloat16")
 
 
 def test_arrays_of_numpy(trainer, model):
