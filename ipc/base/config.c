@@ -8,11 +8,14 @@
 #include <dirent.h>
 #include <errno.h>
 #include <ini.h>
+#include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "ipc/base/units.h"
 
 #define KEY_BYTES 128
 #define PATH_BYTES 4096
@@ -235,4 +238,62 @@ config_load(const struct config *config, const char *file, struct th_err *err)
 	if (rc == 0)
 		rc = load_environment(config, err);
 	return rc;
+}
+
+/* ---- values of one kind ---------------------------------------------------------------------- */
+
+int
+config_number(uint32_t *field, uint32_t low, uint32_t high, const char *key, const char *value,
+	struct th_err *err)
+{
+	char *end;
+	unsigned long long number = strtoull(value, &end, 10);
+	if (value[0] < '0' || value[0] > '9' || *end != '\0' || number < low || number > high)
+		return th_fail(err, TH_E_INVALID,
+			"%s: \"%s\" is no number from %" PRIu32 " to %" PRIu32, key, value, low,
+			high);
+	*field = (uint32_t)number;
+	return 0;
+}
+
+int
+config_duration(
+	int64_t *field, int64_t low_ns, const char *key, const char *value, struct th_err *err)
+{
+	int64_t ns;
+	char text[TH_UNITS_BYTES];
+	if (th_parse_duration(value, &ns) < 0 || ns < low_ns)
+		return th_fail(err, TH_E_INVALID,
+			"%s: \"%s\" is no duration of at least %s (write 500ms, 3s)", key, value,
+			th_print_duration(low_ns, text));
+	*field = ns;
+	return 0;
+}
+
+int
+config_bool(bool *field, const char *key, const char *value, struct th_err *err)
+{
+	bool yes = strcmp(value, "yes") == 0 || strcmp(value, "true") == 0;
+
+	if (!yes && strcmp(value, "no") != 0 && strcmp(value, "false") != 0)
+		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is neither yes nor no", key, value);
+	*field = yes;
+	return 0;
+}
+
+int
+config_size(uint64_t *field, uint64_t low, uint64_t high, const char *key, const char *value,
+	struct th_err *err)
+{
+	uint64_t bytes;
+	char low_text[TH_UNITS_BYTES], high_text[TH_UNITS_BYTES];
+	bool is_size = th_parse_size(value, &bytes) == 0;
+	if (high == UINT64_MAX && (!is_size || bytes < low))
+		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is no size of at least %s", key,
+			value, th_print_size(low, low_text));
+	if (!is_size || bytes < low || bytes > high)
+		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is no size from %s to %s", key, value,
+			th_print_size(low, low_text), th_print_size(high, high_text));
+	*field = bytes;
+	return 0;
 }

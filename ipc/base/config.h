@@ -12,6 +12,9 @@
 #ifndef TH_IPC_BASE_CONFIG_H
 #define TH_IPC_BASE_CONFIG_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "ipc/base/checked.h"
 #include "ipc/base/err.h"
 
@@ -31,5 +34,15 @@ struct config {
  * refused, with "FILE:LINE:".
  */
 TH_MUST_USE int config_load(const struct config *config, const char *file, struct th_err *err);
+
+/* Values of one kind, for set: 0, or TH_E_INVALID with a sentence that says what is wanted. */
+int config_number(uint32_t *field, uint32_t low, uint32_t high, const char *key, const char *value,
+	struct th_err *err);
+int config_bool(bool *field, const char *key, const char *value, struct th_err *err);
+int config_duration(
+	int64_t *field, int64_t low_ns, const char *key, const char *value, struct th_err *err);
+/* high may be UINT64_MAX: there is no limit. */
+int config_size(uint64_t *field, uint64_t low, uint64_t high, const char *key, const char *value,
+	struct th_err *err);
 
 #endif

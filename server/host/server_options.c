@@ -15,7 +15,6 @@
 #include "ipc/base/config.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
-#include "ipc/base/units.h"
 
 #define OPTIONS_FILE "/etc/tensorhub/thserverd.conf"
 #define EVENT_BYTES_LEAST (UINT64_C(16) << 20)   /* less would give up ordinary agents */
@@ -96,58 +95,6 @@ static const char *const keys[KEYS + 1] = {
 	[KEY_LIMIT_REQUESTS] = "limit.requests",
 };
 
-static int
-server_options_set_duration(
-	int64_t *field, int64_t low_ns, const char *key, const char *value, struct th_err *err)
-{
-	char low[TH_UNITS_BYTES];
-	int64_t ns;
-
-	if (th_parse_duration(value, &ns) < 0 || ns < low_ns)
-		return th_fail(err, TH_E_INVALID,
-			"%s: \"%s\" is no duration of at least %s; write for example 500ms", key,
-			value, th_print_duration(low_ns, low));
-	*field = ns;
-	return 0;
-}
-
-static int
-set_number(uint32_t *field, uint32_t high, const char *key, const char *value, struct th_err *err)
-{
-	char *end;
-	unsigned long long number = strtoull(value, &end, 10);
-
-	if (value[0] < '0' || value[0] > '9' || *end != '\0' || number < 1 || number > high)
-		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is no number from 1 to %" PRIu32, key,
-			value, high);
-	*field = (uint32_t)number;
-	return 0;
-}
-
-static int
-set_bool(bool *field, const char *key, const char *value, struct th_err *err)
-{
-	bool yes = strcmp(value, "yes") == 0 || strcmp(value, "true") == 0;
-
-	if (!yes && strcmp(value, "no") != 0 && strcmp(value, "false") != 0)
-		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is neither yes nor no", key, value);
-	*field = yes;
-	return 0;
-}
-
-static int
-set_size(uint64_t *field, uint64_t low, const char *key, const char *value, struct th_err *err)
-{
-	char text[TH_UNITS_BYTES];
-	uint64_t bytes;
-
-	if (th_parse_size(value, &bytes) < 0 || bytes < low)
-		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is no size of at least %s", key,
-			value, th_print_size(low, text));
-	*field = bytes;
-	return 0;
-}
-
 /* URL[,URL]: each is checked by whoever opens it, the shape here so that -t finds a mistake. what:
  * the key, and the option that is the same. */
 static int
@@ -196,14 +143,12 @@ set_peers(struct options *options, enum key key, const char *value, struct th_er
 
 	switch ((int)key) {
 	case KEY_PEERS_PROBE:
-		return server_options_set_duration(
-			&core->probe_ns, INT64_C(20000000), keys[key], value, err);
+		return config_duration(&core->probe_ns, INT64_C(20000000), keys[key], value, err);
 	case KEY_PEERS_SILENCE:
-		return server_options_set_duration(
+		return config_duration(
 			&core->silence_ns, INT64_C(100000000), keys[key], value, err);
 	case KEY_PEERS_RETURN:
-		return server_options_set_duration(
-			&core->return_ns, INT64_C(100000000), keys[key], value, err);
+		return config_duration(&core->return_ns, INT64_C(100000000), keys[key], value, err);
 	default:
 		return set_urls("peers (--peers)", value, OPTIONS_PEERS_MAX, err, options->peers,
 			&options->num_peers);
@@ -240,28 +185,23 @@ set_lease(struct refsrv_config *core, enum key key, const char *value, struct th
 
 	switch ((int)key) {
 	case KEY_LEASE_SUSPECT:
-		return server_options_set_duration(
-			&core->suspect_ns, INT64_C(100000000), name, value, err);
+		return config_duration(&core->suspect_ns, INT64_C(100000000), name, value, err);
 	case KEY_LEASE_DEAD:
-		return server_options_set_duration(
-			&core->dead_ns, INT64_C(200000000), name, value, err);
+		return config_duration(&core->dead_ns, INT64_C(200000000), name, value, err);
 	case KEY_ROUTE_CRAWL:
-		return server_options_set_duration(
-			&core->crawl_ns, INT64_C(100000000), name, value, err);
+		return config_duration(&core->crawl_ns, INT64_C(100000000), name, value, err);
 	case KEY_ROUTE_SKIP:
-		return server_options_set_duration(&core->skip_ns, 0, name, value, err);
+		return config_duration(&core->skip_ns, 0, name, value, err);
 	case KEY_LEASE_WARM:
-		return server_options_set_duration(&core->warm_ns, 0, name, value, err);
+		return config_duration(&core->warm_ns, 0, name, value, err);
 	case KEY_LEASE_GONE:
-		return server_options_set_duration(
-			&core->gone_ns, INT64_C(50000000), name, value, err);
+		return config_duration(&core->gone_ns, INT64_C(50000000), name, value, err);
 	case KEY_POLL_HOLD:
-		return server_options_set_duration(
-			&core->poll_hold_ns, INT64_C(10000000), name, value, err);
+		return config_duration(&core->poll_hold_ns, INT64_C(10000000), name, value, err);
 	case KEY_EVENTS_COALESCE:
-		return server_options_set_duration(&core->coalesce_ns, 0, name, value, err);
+		return config_duration(&core->coalesce_ns, 0, name, value, err);
 	default:
-		return server_options_set_duration(&core->pair_block_ns, 0, name, value, err);
+		return config_duration(&core->pair_block_ns, 0, name, value, err);
 	}
 }
 
@@ -272,19 +212,17 @@ set_retain(struct refsrv_config *core, enum key key, const char *value, struct t
 
 	switch ((int)key) {
 	case KEY_RETAIN_SUCCESSOR_COPIES:
-		return set_number(&core->successor_copies, 64, name, value, err);
+		return config_number(&core->successor_copies, 1, 64, name, value, err);
 	case KEY_RETAIN_GRACE:
-		return server_options_set_duration(&core->grace_ns, 0, name, value, err);
+		return config_duration(&core->grace_ns, 0, name, value, err);
 	case KEY_RETAIN_RESCUE:
-		return server_options_set_duration(&core->rescue_ns, 0, name, value, err);
+		return config_duration(&core->rescue_ns, 0, name, value, err);
 	case KEY_RETAIN_RESCUE_SPOT:
-		return set_bool(&core->rescue_spot, name, value, err);
+		return config_bool(&core->rescue_spot, name, value, err);
 	case KEY_RETAIN_RELEASE_AFTER:
-		return server_options_set_duration(
-			&core->release_ns, INT64_C(10000000), name, value, err);
+		return config_duration(&core->release_ns, INT64_C(10000000), name, value, err);
 	default:
-		return server_options_set_duration(
-			&core->offload_ns, INT64_C(1000000000), name, value, err);
+		return config_duration(&core->offload_ns, INT64_C(1000000000), name, value, err);
 	}
 }
 
@@ -320,7 +258,7 @@ server_options_set_key(struct options *options, enum key key, const char *value,
 	case KEY_ROUTE_SKIP:
 		return set_lease(core, key, value, err);
 	case KEY_ROUTE_PIPELINING:
-		return set_bool(&core->pipelining, name, value, err);
+		return config_bool(&core->pipelining, name, value, err);
 	case KEY_RETAIN_SUCCESSOR_COPIES:
 	case KEY_RETAIN_GRACE:
 	case KEY_RETAIN_RESCUE:
@@ -329,19 +267,22 @@ server_options_set_key(struct options *options, enum key key, const char *value,
 	case KEY_RETAIN_OFFLOAD_TIMEOUT:
 		return set_retain(core, key, value, err);
 	case KEY_LIMIT_AGENTS:
-		return set_number(&core->agents_max, 1u << 20, name, value, err);
+		return config_number(&core->agents_max, 1, 1u << 20, name, value, err);
 	case KEY_LIMIT_MEMBERS:
-		return set_number(&core->members_max, 1u << 24, name, value, err);
+		return config_number(&core->members_max, 1, 1u << 24, name, value, err);
 	case KEY_LIMIT_MEMBERS_PER_AGENT:
-		return set_number(&core->members_per_agent_max, 1u << 16, name, value, err);
+		return config_number(&core->members_per_agent_max, 1, 1u << 16, name, value, err);
 	case KEY_LIMIT_BLOB_BYTES:
-		return set_size(&core->blob_bytes_max, TH_PART_BYTES_MAX, name, value, err);
+		return config_size(
+			&core->blob_bytes_max, TH_PART_BYTES_MAX, UINT64_MAX, name, value, err);
 	case KEY_LIMIT_EVENT_BYTES:
-		return set_size(&core->event_bytes_max, EVENT_BYTES_LEAST, name, value, err);
+		return config_size(
+			&core->event_bytes_max, EVENT_BYTES_LEAST, UINT64_MAX, name, value, err);
 	case KEY_LIMIT_SNAPSHOT_BYTES:
-		return set_size(&core->snapshot_bytes_max, SNAPSHOT_BYTES_LEAST, name, value, err);
+		return config_size(&core->snapshot_bytes_max, SNAPSHOT_BYTES_LEAST, UINT64_MAX,
+			name, value, err);
 	case KEY_LIMIT_REQUESTS:
-		return set_number(&options->net.contexts_max, 1u << 16, name, value, err);
+		return config_number(&options->net.contexts_max, 1, 1u << 16, name, value, err);
 	case KEYS:
 		break;
 	}

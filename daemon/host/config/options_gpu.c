@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "daemon/host/config/options_set.h"
+#include "ipc/base/config.h"
 
 /* With less, a few transfers would wait for each other all the time. */
 #define STAGING_MIN (UINT64_C(16) << 20)
@@ -36,7 +36,7 @@ options_gpu_set(struct options_gpu *gpu, const char *key, const char *value, str
 	if (strcmp(key, "gpu") == 0)
 		return set_word(&gpu->used, "auto", "off", key, value, err);
 	if (strcmp(key, "gpu.staging") == 0)
-		return options_size(&gpu->staging_bytes, STAGING_MIN, STAGING_MAX, key, value, err);
+		return config_size(&gpu->staging_bytes, STAGING_MIN, STAGING_MAX, key, value, err);
 	if (strcmp(key, "gpu.digest") == 0)
 		return set_word(&gpu->digest_on_cpu, "cpu", "gpu", key, value, err);
 	return th_fail(err, TH_E_INVALID, "there is no key \"%s\"", key);

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/host/config/options_set.h"
+#include "ipc/base/config.h"
 #include "ipc/base/units.h"
 #include "transport/rdma/device/rail_places.h"
 #include "transport/rdma/memory/stage.h"
@@ -101,7 +101,7 @@ static int
 set_gid_index(struct options_rdma *rdma, const char *key, const char *value, struct th_err *err)
 {
 	uint32_t index;
-	int rc = options_number(&index, 0, 255, key, value, err);
+	int rc = config_number(&index, 0, 255, key, value, err);
 
 	if (rc == 0)
 		rdma->gid_index = (int32_t)index;
@@ -128,7 +128,7 @@ static int
 set_slice(struct options_rdma *rdma, const char *key, const char *value, struct th_err *err)
 {
 	uint64_t bytes;
-	int rc = options_size(&bytes, SLICE_MIN, SLICE_MAX, key, value, err);
+	int rc = config_size(&bytes, SLICE_MIN, SLICE_MAX, key, value, err);
 
 	if (rc == 0 && bytes % SLICE_STEP != 0)
 		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is no multiple of 4KiB", key, value);
@@ -165,27 +165,27 @@ options_rdma_set(struct options_rdma *rdma, const char *key, const char *value, 
 	if (IS("rdma.gid_index"))
 		return set_gid_index(rdma, key, value, err);
 	if (IS("rdma.link_local"))
-		return options_bool(&rdma->link_local, key, value, err);
+		return config_bool(&rdma->link_local, key, value, err);
 	if (IS("rdma.roce_v1"))
-		return options_bool(&rdma->roce_v1, key, value, err);
+		return config_bool(&rdma->roce_v1, key, value, err);
 	if (IS("rdma.mtu"))
 		return set_mtu(rdma, key, value, err);
 	if (IS("rdma.service_level"))
-		return options_number(&rdma->service_level, 0, 15, key, value, err);
+		return config_number(&rdma->service_level, 0, 15, key, value, err);
 	if (IS("rdma.traffic_class"))
-		return options_number(&rdma->traffic_class, 0, 255, key, value, err);
+		return config_number(&rdma->traffic_class, 0, 255, key, value, err);
 	if (IS("rdma.pkey_index"))
-		return options_number(&rdma->pkey_index, 0, 65535, key, value, err);
+		return config_number(&rdma->pkey_index, 0, 65535, key, value, err);
 	if (IS("rdma.timeout"))
-		return options_number(&rdma->timeout, 8, 22, key, value, err);
+		return config_number(&rdma->timeout, 8, 22, key, value, err);
 	if (IS("rdma.retries"))
-		return options_number(&rdma->retries, 0, 7, key, value, err);
+		return config_number(&rdma->retries, 0, 7, key, value, err);
 	if (IS("rdma.depth"))
-		return options_number(&rdma->depth, 1, 16, key, value, err);
+		return config_number(&rdma->depth, 1, 16, key, value, err);
 	if (IS("rdma.slice"))
 		return set_slice(rdma, key, value, err);
 	if (IS("rdma.window"))
-		return options_size(&rdma->window, WINDOW_MIN, WINDOW_MAX, key, value, err);
+		return config_size(&rdma->window, WINDOW_MIN, WINDOW_MAX, key, value, err);
 	if (IS("rdma.stage"))
 		return set_stage(rdma, key, value, err);
 #undef IS

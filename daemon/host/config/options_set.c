@@ -4,13 +4,12 @@
  */
 #include "daemon/host/config/options_set.h"
 
-#include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "ipc/base/checked.h"
+#include "ipc/base/config.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
 #include "ipc/base/path.h"
@@ -69,58 +68,6 @@ set_name(char *field, size_t max, const char *key, const char *value, struct th_
 	return 0;
 }
 
-int
-options_number(uint32_t *field, uint32_t low, uint32_t high, const char *key, const char *value,
-	struct th_err *err)
-{
-	char *end;
-	unsigned long long number = strtoull(value, &end, 10);
-	if (value[0] < '0' || value[0] > '9' || *end != '\0' || number < low || number > high)
-		return th_fail(err, TH_E_INVALID,
-			"%s: \"%s\" is no number from %" PRIu32 " to %" PRIu32, key, value, low,
-			high);
-	*field = (uint32_t)number;
-	return 0;
-}
-
-static int
-options_set_duration(
-	int64_t *field, int64_t low_ns, const char *key, const char *value, struct th_err *err)
-{
-	int64_t ns;
-	char text[TH_UNITS_BYTES];
-	if (th_parse_duration(value, &ns) < 0 || ns < low_ns)
-		return th_fail(err, TH_E_INVALID,
-			"%s: \"%s\" is no duration of at least %s (write 500ms, 3s)", key, value,
-			th_print_duration(low_ns, text));
-	*field = ns;
-	return 0;
-}
-
-int
-options_bool(bool *field, const char *key, const char *value, struct th_err *err)
-{
-	bool yes = strcmp(value, "yes") == 0 || strcmp(value, "true") == 0;
-
-	if (!yes && strcmp(value, "no") != 0 && strcmp(value, "false") != 0)
-		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is neither yes nor no", key, value);
-	*field = yes;
-	return 0;
-}
-
-int
-options_size(uint64_t *field, uint64_t low, uint64_t high, const char *key, const char *value,
-	struct th_err *err)
-{
-	uint64_t bytes;
-	char low_text[TH_UNITS_BYTES], high_text[TH_UNITS_BYTES];
-	if (th_parse_size(value, &bytes) < 0 || bytes < low || bytes > high)
-		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is no size from %s to %s", key, value,
-			th_print_size(low, low_text), th_print_size(high, high_text));
-	*field = bytes;
-	return 0;
-}
-
 /* ---- the keys that mean more than their text ------------------------------------------------- */
 
 /* nng takes no other, and this one is right in any folder. */
@@ -149,7 +96,7 @@ is_server(const char *url)
 		return false;
 	const char *colon = strrchr(rest + 6, ':');
 	return colon && colon > rest + 6 &&
-	       options_number(&port, 1, UINT16_MAX, "port", colon + 1, &why) == 0;
+	       config_number(&port, 1, UINT16_MAX, "port", colon + 1, &why) == 0;
 }
 
 static int
@@ -205,7 +152,7 @@ set_data(struct options *options, const char *key, const char *value, struct th_
 	}
 	if (colon) {
 		*colon = '\0';
-		rc = options_number(&port, 0, UINT16_MAX, key, colon + 1, err);
+		rc = config_number(&port, 0, UINT16_MAX, key, colon + 1, err);
 	}
 	if (rc < 0 || begin[0] == '\0')
 		return no_address(key, value, err);
@@ -293,7 +240,7 @@ static int
 set_sendfile(struct options *options, const char *key, const char *value, struct th_err *err)
 {
 	options->sendfile_set = strcmp(value, "auto") != 0;
-	if (options->sendfile_set && options_bool(&options->sendfile, key, value, err) < 0)
+	if (options->sendfile_set && config_bool(&options->sendfile, key, value, err) < 0)
 		return th_fail(
 			err, TH_E_INVALID, "%s: \"%s\" is neither auto nor yes nor no", key, value);
 	return 0;
@@ -413,7 +360,7 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("cluster"))
 		return set_name(o->cluster, TH_CLUSTER_MAX, key, value, err);
 	if (IS("spot"))
-		return options_bool(&o->spot, key, value, err);
+		return config_bool(&o->spot, key, value, err);
 	if (IS("offload.limit") || IS("offload_limit"))
 		return set_offload_limit(o, key, value, err);
 	if (IS("transport"))
@@ -421,28 +368,28 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("verify"))
 		return set_verify(o, key, value, err);
 	if (IS("verify.threads"))
-		return options_number(&o->hash_threads, 0, 16, key, value, err);
+		return config_number(&o->hash_threads, 0, 16, key, value, err);
 	if (IS("http"))
 		return th_fail(err, TH_E_INVALID,
 			"%s: metrics over HTTP are not built yet; leave it out", key);
 	if (IS("log.level"))
 		return options_set_log_level(key, value, err);
 	if (IS("server.beat"))
-		return options_set_duration(&o->beat_ns, 20000000, key, value, err);
+		return config_duration(&o->beat_ns, 20000000, key, value, err);
 	if (IS("server.reply"))
-		return options_set_duration(&o->reply_ns, 100000000, key, value, err);
+		return config_duration(&o->reply_ns, 100000000, key, value, err);
 	if (IS("server.silent"))
-		return options_set_duration(&o->silent_ns, 100000000, key, value, err);
+		return config_duration(&o->silent_ns, 100000000, key, value, err);
 	if (IS("server_loss"))
 		return set_server_loss(o, key, value, err);
 	if (IS("leg.stall"))
-		return options_set_duration(&o->stall_ns, 50000000, key, value, err);
+		return config_duration(&o->stall_ns, 50000000, key, value, err);
 	if (IS("drain.timeout") || IS("drain"))
-		return options_set_duration(&o->drain_ns, 0, key, value, err);
+		return config_duration(&o->drain_ns, 0, key, value, err);
 	if (IS("leg.connections"))
-		return options_number(&o->connections, 0, 16, key, value, err);
+		return config_number(&o->connections, 0, 16, key, value, err);
 	if (IS("movers"))
-		return options_number(&o->movers, 0, 16, key, value, err);
+		return config_number(&o->movers, 0, 16, key, value, err);
 	if (IS("rdma") || strncmp(key, "rdma.", 5) == 0)
 		return options_rdma_set(&o->rdma, key, value, err);
 	if (IS("gpu") || strncmp(key, "gpu.", 4) == 0)
@@ -454,17 +401,17 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("tcp.sendfile"))
 		return set_sendfile(o, key, value, err);
 	if (IS("tcp.timeout"))
-		return options_set_duration(&o->dead_ns, 1000000000, key, value, err);
+		return config_duration(&o->dead_ns, 1000000000, key, value, err);
 	if (IS("rate.out"))
 		return set_rate(&o->rate_out, key, value, err);
 	if (IS("rate.out.peer"))
 		return set_rate(&o->rate_out_peer, key, value, err);
 	if (IS("limit.sessions"))
-		return options_number(&o->sessions_max, 1, 65536, key, value, err);
+		return config_number(&o->sessions_max, 1, 65536, key, value, err);
 	if (IS("limit.memory_objects"))
-		return options_number(&o->memory_objects_max, 1, 131072, key, value, err);
+		return config_number(&o->memory_objects_max, 1, 131072, key, value, err);
 	if (IS("limit.tensors"))
-		return options_number(&o->tensors_max, 1, MANIFEST_ROWS_MAX, key, value, err);
+		return config_number(&o->tensors_max, 1, MANIFEST_ROWS_MAX, key, value, err);
 #undef IS
 	return th_fail(err, TH_E_INVALID, "there is no key \"%s\"", key);
 }

@@ -15,13 +15,6 @@ int options_set(struct options *options, const char *key, const char *value, str
 /* What no single key shows: is everything there, do the values go together? */
 int options_check(const struct options *options, struct th_err *err);
 
-/* Values of one kind: 0, or TH_E_INVALID with what is wanted. */
-int options_number(uint32_t *field, uint32_t low, uint32_t high, const char *key, const char *value,
-	struct th_err *err);
-int options_bool(bool *field, const char *key, const char *value, struct th_err *err);
-int options_size(uint64_t *field, uint64_t low, uint64_t high, const char *key, const char *value,
-	struct th_err *err);
-
 extern const char *const options_keys[]; /* NULL-terminated */
 
 #endif
