@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * random - numbers that nobody can guess: names, keys and secrets. Cores and tests have rng.h.
+ * random - numbers that nobody can guess: names, keys and secrets. Cores have splitmix.h.
  *
  * They come from the kernel, which has them from a moment after its own start on, and is waited for
  * until then. Where it refuses (a filter of system calls) the process says so and aborts: it would

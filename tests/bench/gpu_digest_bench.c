@@ -20,10 +20,10 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/name.h"
-#include "ipc/base/rng.h"
 #include "ipc/base/units.h"
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/test_calls.h"
+#include "tests/support/rng.h"
 #include "transport/cuda/helper/gpu_hash.h"
 #include "transport/hash/digest.h"
 

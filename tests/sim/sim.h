@@ -49,9 +49,9 @@
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
 #include "ipc/base/name.h"
-#include "ipc/base/rng.h"
 #include "ipc/base/sim.h"
 #include "server/core/refsrv.h"
+#include "tests/support/rng.h"
 #include "transport/leg/tickets.h"
 
 #define US INT64_C(1000)

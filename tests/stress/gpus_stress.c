@@ -12,8 +12,8 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
-#include "ipc/base/rng.h"
 #include "tests/support/cuda/scripted_gpu.h"
+#include "tests/support/rng.h"
 #include "transport/hash/digest.h"
 
 #define MIB ((uint64_t)1 << 20)

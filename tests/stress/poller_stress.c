@@ -11,8 +11,8 @@
 #include <time.h>
 
 #include "ipc/base/assert.h"
-#include "ipc/base/rng.h"
 #include "tests/support/rdma/poller_rig.h"
+#include "tests/support/rng.h"
 
 #define THREADS 4
 

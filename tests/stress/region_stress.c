@@ -13,8 +13,8 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/log.h"
-#include "ipc/base/rng.h"
 #include "tests/support/rdma/fake_rdma.h"
+#include "tests/support/rng.h"
 #include "transport/rdma/memory/region.h"
 
 #define THREADS 4u

@@ -19,8 +19,8 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
-#include "ipc/base/rng.h"
 #include "tests/support/rdma/fake_rdma.h"
+#include "tests/support/rng.h"
 #include "tests/support/transport/transport_rig.h"
 #include "transport/leg/frame.h"
 #include "transport/loop/crew.h"

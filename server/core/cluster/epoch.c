@@ -6,8 +6,8 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
-#include "ipc/base/rng.h"
 #include "ipc/base/sim.h"
+#include "ipc/base/splitmix.h"
 #include "server/core/cluster/standby.h"
 
 #define PLACE_MASK ((UINT64_C(1) << (TH_EPOCH_SHIFT - 1)) - 1)

@@ -2,7 +2,7 @@
 /*
  * rng_test - the published test vectors of both generators, and what is built on them.
  */
-#include "ipc/base/rng.h"
+#include "tests/support/rng.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

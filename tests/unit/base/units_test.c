@@ -7,7 +7,7 @@
 #include <criterion/criterion.h>
 
 #include "ipc/base/err.h"
-#include "ipc/base/rng.h"
+#include "tests/support/rng.h"
 
 static int64_t
 duration(const char *text)

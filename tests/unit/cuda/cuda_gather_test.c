@@ -9,9 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ipc/base/rng.h"
 #include "tests/support/cuda/gpus_here.h"
 #include "tests/support/cuda/people.h"
+#include "tests/support/rng.h"
 #include "transport/cuda/helper/gather.h"
 
 #define MIB ((size_t)1 << 20)

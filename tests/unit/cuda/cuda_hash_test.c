@@ -11,9 +11,9 @@
 #include <unistd.h>
 
 #include "ipc/base/name.h"
-#include "ipc/base/rng.h"
 #include "tests/support/cuda/gpus_here.h"
 #include "tests/support/cuda/people.h"
+#include "tests/support/rng.h"
 #include "transport/cuda/gpu_wire.h"
 #include "transport/cuda/helper/gpu_hash.h"
 #include "transport/cuda/helper/module.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "daemon/host/memory/memory_claims.h"
-#include "ipc/base/rng.h"
+#include "tests/support/rng.h"
 
 static const struct interval low = {1, 7, 0, 100, 0};
 static const struct interval middle = {1, 7, 100, 200, 0};

@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/base/rng.h"
 #include "ipc/proto/convert.h"
 #include "ipc/proto/tensorhub.pb-c.h"
+#include "tests/support/rng.h"
 
 static void
 name_of(char *ret_name, size_t length, char letter)

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/base/rng.h"
 #include "ipc/proto/tensorhub.pb-c.h"
+#include "tests/support/rng.h"
 
 #define EVENT_KINDS 18u
 

@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "ipc/base/name.h"
-#include "ipc/base/rng.h"
 #include "tests/support/golden.h"
+#include "tests/support/rng.h"
 
 static struct manifest_row
 row(const char *name, uint32_t dtype, uint64_t elements)

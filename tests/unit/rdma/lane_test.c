@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/base/rng.h"
 #include "tests/support/rdma/rail_rig.h"
+#include "tests/support/rng.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define BYTES (6 * MIB)

@@ -8,8 +8,8 @@
 #include <time.h>
 
 #include "ipc/base/clock.h"
-#include "ipc/base/rng.h"
 #include "tests/support/rdma/fake_rdma.h"
+#include "tests/support/rng.h"
 #include "transport/rdma/device/device.h"
 #include "transport/rdma/memory/region.h"
 #include "transport/rdma/memory/stage_own.h"

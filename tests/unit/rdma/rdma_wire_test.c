@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "ipc/base/err.h"
-#include "ipc/base/rng.h"
+#include "tests/support/rng.h"
 #include "transport/leg/frame.h"
 
 static const struct wire_rail a_rail = {.link = VERBS_LINK_ETHERNET,

@@ -11,8 +11,8 @@
 #include <string.h>
 
 #include "ipc/base/checked.h"
-#include "ipc/base/rng.h"
 #include "libthc/thc.h"
+#include "tests/support/rng.h"
 
 #define TWO                                                                                        \
 	"{\"__metadata__\":{\"format\":\"pt\"},"                                                   \

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "ipc/base/err.h"
-#include "ipc/base/rng.h"
+#include "tests/support/rng.h"
 #include "tests/support/transport/transport_rig.h"
 
 #define CHUNKS 6

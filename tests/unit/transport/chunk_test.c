@@ -9,8 +9,8 @@
 #include <stdlib.h>
 
 #include "ipc/base/name.h"
-#include "ipc/base/rng.h"
 #include "tests/support/golden.h"
+#include "tests/support/rng.h"
 #include "transport/hash/digest.h"
 #include "transport/part/xfer_part.h"
 

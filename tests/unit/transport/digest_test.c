@@ -11,8 +11,8 @@
 #include <string.h>
 
 #include "ipc/base/name.h"
-#include "ipc/base/rng.h"
 #include "tests/support/golden.h"
+#include "tests/support/rng.h"
 #include "transport/hash/nt_copy.h"
 
 static const struct {

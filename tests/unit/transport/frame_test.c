@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "ipc/base/err.h"
-#include "ipc/base/rng.h"
+#include "tests/support/rng.h"
 #include "transport/rdma/leg/rdma_wire.h"
 
 Test(frame, encode__read__known_bytes)

@@ -13,8 +13,8 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/name.h"
-#include "ipc/base/rng.h"
 #include "tests/support/gpu/rig_fake_gpus.h"
+#include "tests/support/rng.h"
 #include "transport/leg/chunk_ledger.h"
 
 #define CHUNK (4 * MIB)

@@ -17,7 +17,7 @@
 
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
-#include "ipc/base/rng.h"
+#include "tests/support/rng.h"
 #include "tests/support/transport/transport_peer.h"
 #include "transport/transport_own.h"
 

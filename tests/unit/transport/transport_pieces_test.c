@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "ipc/base/rng.h"
+#include "tests/support/rng.h"
 #include "tests/support/transport/transport_peer.h"
 
 #define CALM_NS INT64_C(30000000000)

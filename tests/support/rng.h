@@ -1,36 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rng - see rng.h. After the reference code of xoshiro256++ 1.0 and splitmix64, which are in the
- * public domain. Pure.
+ * rng - the only source of randomness in tests: a seed gives the same numbers everywhere.
+ *
+ * xoshiro256++ by Blackman and Vigna, after their reference code, which is in the public domain.
+ * Pure; one owner.
  */
-#include "ipc/base/rng.h"
+#ifndef TH_TESTS_SUPPORT_RNG_H
+#define TH_TESTS_SUPPORT_RNG_H
+
+#include <stddef.h>
+#include <stdint.h>
 
 #include "ipc/base/assert.h"
+#include "ipc/base/splitmix.h"
 
-static uint64_t
-rotate_left(uint64_t value, unsigned int bits)
+struct th_rng {
+	uint64_t state[4];
+};
+
+static inline uint64_t
+th_rng_rotate(uint64_t value, unsigned int bits)
 {
 	return (value << bits) | (value >> (64 - bits));
 }
 
-uint64_t
-th_splitmix64(uint64_t *state)
-{
-	uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
-
-	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-	return z ^ (z >> 31);
-}
-
-void
+static inline void
 th_rng_init_number(struct th_rng *rng, uint64_t number)
 {
 	for (int i = 0; i < 4; i++)
 		rng->state[i] = th_splitmix64(&number);
 }
 
-void
+/* An all-zero seed, with which the generator would stand still, is replaced by that of number 0. */
+static inline void
 th_rng_init(struct th_rng *rng, const uint64_t seed[4])
 {
 	if ((seed[0] | seed[1] | seed[2] | seed[3]) == 0) {
@@ -41,11 +43,11 @@ th_rng_init(struct th_rng *rng, const uint64_t seed[4])
 		rng->state[i] = seed[i];
 }
 
-uint64_t
+static inline uint64_t
 th_rng_u64(struct th_rng *rng)
 {
 	uint64_t *s = rng->state;
-	uint64_t result = rotate_left(s[0] + s[3], 23) + s[0];
+	uint64_t result = th_rng_rotate(s[0] + s[3], 23) + s[0];
 	uint64_t t = s[1] << 17;
 
 	s[2] ^= s[0];
@@ -53,11 +55,12 @@ th_rng_u64(struct th_rng *rng)
 	s[1] ^= s[2];
 	s[0] ^= s[3];
 	s[2] ^= t;
-	s[3] = rotate_left(s[3], 45);
+	s[3] = th_rng_rotate(s[3], 45);
 	return result;
 }
 
-uint64_t
+/* Uniform in 0 .. bound-1; bound > 0. */
+static inline uint64_t
 th_rng_below(struct th_rng *rng, uint64_t bound)
 {
 	TH_ASSERT(bound > 0);
@@ -71,7 +74,7 @@ th_rng_below(struct th_rng *rng, uint64_t bound)
 	return number % bound;
 }
 
-void
+static inline void
 th_rng_bytes(struct th_rng *rng, void *ret_bytes, size_t count)
 {
 	uint8_t *bytes = ret_bytes;
@@ -85,3 +88,5 @@ th_rng_bytes(struct th_rng *rng, void *ret_bytes, size_t count)
 		}
 	}
 }
+
+#endif
