@@ -85,24 +85,32 @@ def forked(count, main, *args, killed=()):
             process.join()
 
 
-@pytest.fixture(scope="session")
-def installed(tmp_path_factory):
-    """A folder for PYTHONPATH that has the package's entry points, as pip installs them."""
+def install(folder):
+    """Makes it one for PYTHONPATH that has the package's entry points, as pip installs them."""
     import tomllib
 
     with open(os.path.join(ROOT, "libthc", "python", "pyproject.toml"), "rb") as f:
         groups = tomllib.load(f)["project"]["entry-points"]
-    folder = tmp_path_factory.mktemp("installed")
-    info = folder / "tensorhub_agent-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorhub-agent\nVersion: 0\n")
-    (info / "entry_points.txt").write_text(
-        "".join(
-            f"[{group}]\n" + "".join(f"{name} = {call}\n" for name, call in rows.items())
-            for group, rows in groups.items()
-        )
-    )
-    return str(folder)
+    distribution(folder, "tensorhub_agent", groups)
+
+
+def distribution(folder, name, groups):
+    """Makes it one for PYTHONPATH that has a distribution of entry points."""
+    info = os.path.join(folder, f"{name}-0.dist-info")
+    os.mkdir(info)
+    with open(os.path.join(info, "METADATA"), "w", encoding="ascii") as f:
+        f.write(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+    with open(os.path.join(info, "entry_points.txt"), "w", encoding="ascii") as f:
+        for group, rows in groups.items():
+            f.write(f"[{group}]\n" + "".join(f"{name} = {call}\n" for name, call in rows.items()))
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """A folder for PYTHONPATH with the package's entry points."""
+    folder = str(tmp_path_factory.mktemp("installed"))
+    install(folder)
+    return folder
 
 
 @pytest.fixture

@@ -5,10 +5,17 @@ Each line of stdin is a call, [name, arguments ...], and each of stdout its answ
 """
 
 import json
+import multiprocessing
 import os
 import sys
 
 PROMPT, COUNT = [1, 2, 3, 4], 12
+
+
+def place():
+    """A plugin of vLLM: gives the first worker of an engine an agent of its own."""
+    if multiprocessing.current_process().name == "VllmWorker-0":
+        os.environ["THC_AGENT"] = os.environ["TH_TEST_AGENT_OF_WORKER_0"]
 
 
 def main():
@@ -25,6 +32,7 @@ def main():
 
     calls = {
         "tokens": tokens,
+        "digests": lambda: llm.collective_rpc("compute_weight_checksums"),
         "version": llm.get_weight_version,
         "init": lambda info: llm.init_weight_transfer_engine({"init_info": info}),
         "start": llm.start_weight_update,
