@@ -80,7 +80,7 @@ class Loop:
     def start(self, command, host, log):
         os.environ["THC_AGENT"] = self.cluster.agents[host].runtime
         process = self.run.Process(command, os.path.join(self.folder, log))
-        self.ends.callback(process.kill)
+        self.ends.callback(process.end)
         return process
 
     def start_rollout(self, i):
@@ -171,3 +171,5 @@ def test_the_loop_goes_on_when_something_is_lost(loop):
     loop.cluster.start_server(listen=loop.cluster.server_url)
     loop.goes_on({0, 1, 2})
     assert loop.ranks() == again, loop.said()[-4000:]
+    loop.trainer.end()  # with its ranks
+    assert not [pid for pid, _step in again.values() if os.path.exists(f"/proc/{pid}")]

@@ -81,6 +81,13 @@ class Process:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
+    def end(self) -> None:
+        """In an orderly way: torchrun ends its ranks, which have sessions of their own."""
+        self.popen.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(60)
+        self.kill()
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
@@ -120,7 +127,7 @@ def main() -> None:
             print(f"{url}: process {rollouts[url].popen.pid}, {log}", flush=True)
         command = trainer_command(folder, list(rollouts), *options)
         trainer = Process(command, f"{folder}/trainer.log")
-        ends.callback(trainer.kill)
+        ends.callback(trainer.end)
         print(f"trainer: process {trainer.popen.pid}, {trainer.log}", flush=True)
         with open(trainer.log, encoding="utf-8", errors="replace") as said:
             while trainer.popen.poll() is None:
