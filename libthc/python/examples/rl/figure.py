@@ -73,7 +73,7 @@ def picture(found: "dict[str, dict[str, list[float]]]") -> str:
             slot = width / (len(of) + 1)
             x, colour = LEFT + width * i + slot * (j + 1), COLOURS[transfer]
             for k, value in enumerate(values):
-                at = x + slot * 0.5 * ((k * 7 % len(values)) / len(values) - 0.5)
+                at = x + slot * 0.5 * (k * 0.618 % 1 - 0.5)
                 parts.append(
                     f'<circle cx="{at:.1f}" cy="{y(value):.1f}" r="2.5" fill="{colour}" '
                     'fill-opacity="0.5"/>'

@@ -24,9 +24,9 @@ from transfers import TRANSFERS
 PROMPTS, GROUP = 8, 8
 
 # What a rollout's log-probability may differ from the trainer's with the same weights, in steps of
-# the type at the largest logit. Both programs round logits to bfloat16, to one of two neighbours,
-# and the layers before them as well; of float32 it is the sums that are added up in another order.
-STEPS_APART = {"bfloat16": 2, "float32": 64}
+# the type at the largest logit, for each layer. Both programs round what a layer yields, and in
+# bfloat16 to one of two neighbours; in float32 sums are added up in another order.
+STEPS_APART = {"bfloat16": 1, "float32": 32}
 
 
 def reward_of(completions: torch.Tensor, vocabulary: int) -> torch.Tensor:
@@ -97,28 +97,30 @@ def train(args: argparse.Namespace) -> None:
         numbers = torch.stack([apart, moved, largest])
         dist.all_reduce(numbers, dist.ReduceOp.MAX)
         if rank == 0:
-            reward = rewards.mean().item()
-            report(args, step, kind, reward, *numbers.tolist(), rollouts, stood, ready)
+            apart, moved, largest = numbers.tolist()
+            eps = torch.finfo(getattr(torch, args.dtype)).eps
+            may = STEPS_APART[args.dtype] * model.config.num_hidden_layers * eps * largest
+            row = dict(step=step, transfer=kind, reward=rewards.mean().item())
+            row.update(apart=apart, may=may, moved=moved, trainer=stood, ready=ready)
+            row.update(rollouts={one.url: one.stall for one in rollouts.ready(step)})
+            report(row, args.report)
 
 
-def report(args, step, kind, reward, apart, moved, largest, rollouts, stood, ready) -> None:
+def report(row: "dict", path: "str | None") -> None:
     """Prints what a step has come to, and ends the training when rollouts had other weights."""
-    may = STEPS_APART[args.dtype] * torch.finfo(getattr(torch, args.dtype)).eps * largest
-    stalls = {rollout.url: rollout.stall for rollout in rollouts.ready(step)}
+    stalls = " ".join(f"{one:.3f}" for one in row["rollouts"].values())
     print(
-        f"step {step}: reward {reward:.3f}; log-probabilities are {apart:.1e} apart (at most "
-        f"{may:.1e}), the update moves them by {moved:.1e}; the trainer stood for {stood:.3f} s, "
-        f"{len(stalls)} rollouts for", *(f"{one:.3f}" for one in stalls.values()), flush=True,
+        "step {step}: reward {reward:.3f}; log-probabilities are {apart:.1e} apart (at most "
+        "{may:.1e}), the update moves them by {moved:.1e}; the trainer stood for {trainer:.3f} s, "
+        "rollouts for {stalls}".format(stalls=stalls, **row), flush=True,
     )  # fmt: skip
-    if args.report:
-        row = dict(step=step, transfer=kind, reward=reward, apart=apart, may=may, moved=moved)
-        row.update(trainer=stood, rollouts=stalls, ready=ready)
-        with open(args.report, "a", encoding="utf-8") as log:
+    if path:
+        with open(path, "a", encoding="utf-8") as log:
             log.write(json.dumps(row) + "\n")
-    if apart > may:
+    if row["apart"] > row["may"]:
         sys.exit(
-            f"step {step}: log-probabilities of a rollout are {apart:.1e} from the trainer's, and "
-            f"may be {may:.1e}: it has other weights, or computes in another way"
+            "step {step}: log-probabilities of a rollout are {apart:.1e} from the trainer's, and "
+            "may be {may:.1e}: it has other weights, or computes in another way".format(**row)
         )
 
 
