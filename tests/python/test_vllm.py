@@ -22,7 +22,7 @@ import types
 
 import pytest
 import tensorhub as th
-from conftest import HERE, SIZE, Cluster, distribution, install, memory
+from conftest import HERE, Cluster, distribution, install
 
 MODULE = "tensorhub.integrations.vllm"
 PARTS = "tensorhub.integrations._vllm", "tensorhub.integrations._vllm_trainer", MODULE
@@ -44,124 +44,6 @@ def test_without_vllm_the_import_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ImportError, match=r"vLLM cannot be imported \(.*\); pip install vllm$"):
         importlib.import_module(MODULE)
-
-
-# ---- a stand-in with the classes of vLLM 0.24, which has no engine for trainers ------------------
-
-
-@pytest.fixture
-def old(monkeypatch):
-    """The adapter over the stand-in, and what it has registered there."""
-    registered = []
-
-    class Engine:
-        def __init__(self, config, parallel_config, model):
-            self.config, self.parallel_config, self.model = config, parallel_config, model
-
-    class Factory:
-        @staticmethod
-        def register_engine(name, kind):
-            registered.append((name, kind))
-
-    class BaseLoader:
-        def __init__(self, load_config):
-            self.load_config = load_config
-
-    def module(name, **attributes):
-        made = types.ModuleType(name)
-        made.__dict__.update(attributes)
-        monkeypatch.setitem(sys.modules, name, made)
-        return made
-
-    info = types.SimpleNamespace(WeightTransferInitInfo=object, WeightTransferUpdateInfo=object)
-    transfer = module(
-        "vllm.distributed.weight_transfer", base=info, WeightTransferEngine=Engine,
-        WeightTransferEngineFactory=Factory,
-    )  # fmt: skip
-    loader = module(
-        "vllm.model_executor.model_loader", BaseModelLoader=BaseLoader,
-        register_model_loader=lambda name: lambda kind: registered.append((name, kind)),
-    )  # fmt: skip
-    module("vllm")
-    state = module("vllm.distributed.parallel_state")
-    module("vllm.distributed", weight_transfer=transfer, parallel_state=state)
-    module("vllm.model_executor", model_loader=loader)
-    forget()
-    yield importlib.import_module(MODULE), registered
-    forget()
-
-
-ALONE = types.SimpleNamespace(world_size=1)
-
-
-class Model:
-    def __init__(self):
-        self.got = {}
-
-    def load_weights(self, pairs):
-        self.got = {name: bytes(tensor) for name, tensor in pairs}
-
-
-def test_it_is_registered_once(old):
-    adapter, registered = old
-    adapter.register()
-    adapter.register()
-    assert registered == [("tensorhub", adapter.Engine), ("tensorhub", adapter.Loader)]
-
-
-def test_an_engine_of_024_loads_what_it_is_given(old, agent, model):
-    adapter, _ = old
-    engine = adapter.Engine("config", ALONE, Model())
-    engine.init_transfer_engine(adapter.InitInfo(model))
-    with th.open(model, replica="trainer", lineage=5) as h:
-        h.register({"w": memory(1)})
-        h.publish(7)
-        engine.receive_weights(adapter.UpdateInfo(model, 5, 7), engine.model.load_weights)
-        assert engine.model.got == {"w": bytes([1]) * SIZE}
-        missing = (5, 8, th.NotAvailable, "send the weights again")
-        before = (4, 7, th.State, "a later training, of lineage 5")
-        for lineage, version, kind, said in (missing, before):
-            with pytest.raises(kind, match=said):
-                info = adapter.UpdateInfo(model, lineage, version)
-                engine.receive_weights(info, engine.model.load_weights)
-        assert len(h.list()[7]) == 2
-    assert engine.model.got == {"w": bytes([1]) * SIZE}
-    engine.shutdown()
-
-
-def test_an_engine_begins_with_what_another_one_has(old, agent, model):
-    adapter, _ = old
-    other = adapter.Engine("config", ALONE, Model())
-    with th.open(model, replica="trainer") as h:
-        h.register({"w": memory(2)})
-        h.publish(3)
-        other.receive_weights(adapter.UpdateInfo(model, 0, 3), other.model.load_weights)
-    config = types.SimpleNamespace(model_loader_extra_config={"model": model})
-    begins = Model()
-    adapter.Loader(config).load_weights(begins, None)
-    assert begins.got == {"w": bytes([2]) * SIZE}
-    other.shutdown()
-    with pytest.raises(th.NotAvailable):
-        adapter.Loader(config).load_weights(begins, None)
-
-
-def test_an_engine_waits_for_the_first_version_where_it_is_told_to(old, agent, model):
-    adapter, _ = old
-    config = types.SimpleNamespace(model_loader_extra_config={"model": model, "wait": 0.2})
-    begins = Model()
-    with pytest.raises(th.Timeout):
-        adapter.Loader(config).load_weights(begins, None)
-    config.model_loader_extra_config["wait"] = 60
-    engine = threading.Thread(target=adapter.Loader(config).load_weights, args=(begins, None))
-    engine.start()
-    with th.open(model, replica="trainer") as h:
-        h.register({"w": memory(4)})
-        h.publish(1)
-        engine.join()
-        assert begins.got == {"w": bytes([4]) * SIZE}
-
-
-# ---- the real vLLM ------------------------------------------------------------------------------
 
 
 class Failed(Exception):
