@@ -186,6 +186,26 @@ def test_a_trainer_without_a_source_is_refused(adapter, agent, model):
 
 
 @trains
+def test_a_source_of_which_the_sender_has_a_part_is_refused(adapter, agent, model):
+    """A stage of a pipeline: what rank 0 does not own would be missing in the version."""
+    if not hasattr(wt.ModuleSource, "owned_names"):
+        pytest.skip("vLLM before 0.33 has no owners of tensors")
+    from functools import cached_property
+
+    class Stage(wt.ModuleSource):
+        @cached_property
+        def metadata(self):
+            first, *others = super().metadata
+            return [wt.ParamMeta(first.name, first.dtype, first.shape, owners=(1,)), *others]
+
+    for rank in (0, 1):
+        with pytest.raises(ValueError, match=r"rank 0 has to own .* not embed\.weight"):
+            wt.WeightTransferTrainerFactory.trainer_init(
+                adapter.TrainerInfo(model, rank=rank), client=Client(), source=Stage(Net(0))
+            )
+
+
+@trains
 @pytest.mark.parametrize("what", ["ends", "stays"])
 def test_ranks_of_fsdp2_send_and_none_hangs(agent, model, tmp_path, what):
     """Two steps; one that cannot be published, which its other rank does not notice; the next; one

@@ -48,6 +48,10 @@ class TrainerEngine(_vllm.Member, _Trainer):  # type: ignore[misc,unused-ignore]
     def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> Any:
         if source is None:
             raise ValueError("source: there is none; give a WeightSource, as ModuleSource(model)")
+        if hasattr(source, "owned_names"):  # vLLM 0.33
+            lacks = {meta.name for meta in source.metadata} - set(source.owned_names(0))
+            if lacks:
+                raise ValueError(f"source: rank 0 has to own all it sends, and not {min(lacks)}")
         self = cls(client=client, source=source, is_sender=init_info.is_sender)
         self._info = {"model": init_info.model, "lineage": init_info.lineage}
         self._form = init_info.dtype, init_info.buffers
