@@ -19,6 +19,7 @@
 #include "ipc/proto/tensorhub.pb-c.h"
 #include "ipc/shm/doorbell.h"
 #include "libthc/libthc_own.h"
+#include "libthc/list.h"
 
 _Static_assert(sizeof(((struct thc_result *)0)->source) == sizeof(((struct shm_slot *)0)->source) &&
 		       sizeof(((struct thc_result *)0)->transport) ==
@@ -531,6 +532,44 @@ thc_op_waits(struct thc_op *op, int64_t timeout_ms, char *ret_text, size_t text_
 	if (rc == 0)
 		(void)snprintf(ret_text, text_bytes, "%s", reply->waits->text);
 	documents_free(reply);
+	shard_leave(shard);
+	return rc;
+}
+
+int
+thc_op_listing(struct thc_op *op, int64_t timeout_ms, struct thc_listing **ret_listing)
+{
+	int64_t deadline_ns = 0;
+	int rc = 0;
+
+	if (ret_listing == NULL)
+		return shim_fail(THC_E_INVALID, "ret_listing: is NULL");
+	rc = deadline_of(timeout_ms, &deadline_ns);
+	if (rc == 0)
+		rc = async_op_enter(op);
+	if (rc < 0)
+		return rc;
+	struct thc_shard *shard = op->shard;
+	if (shard->life != SHARD_CLOSED)
+		shard_look(shard);
+	if (shard_lost(shard))
+		rc = shard_lost_error(shard);
+	else if (op->kind != SHM_LIST || !op->done || op->outcome.code != 0)
+		rc = shim_fail(THC_E_STATE, "this %s %s", kind_name(op->kind),
+			op->kind != SHM_LIST ? "has no listing"
+			: !op->done          ? "has not ended yet"
+					     : "has failed: thc_op_wait says why");
+	else if (shard->listing)
+		rc = shim_fail(
+			THC_E_STATE, "another thread takes the listing of a grouped list already");
+	else if (shard->life != SHARD_OPEN)
+		rc = shim_fail(THC_E_CANCELLED, "another thread closes this handle");
+	if (rc == 0) {
+		const struct listing_question question = {.group_op_seq = op->group_op_seq};
+		shard->listing = true;
+		rc = listing_get(shard, &question, deadline_ns, ret_listing);
+		shard->listing = false;
+	}
 	shard_leave(shard);
 	return rc;
 }

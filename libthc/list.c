@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * list - thc_list: the agent's answer as a listing of thc.h. The texts stay where protobuf put
- * them; the listing owns the message.
+ * list - thc_list, thc_list_submit: the agent's answer as a listing of thc.h. The texts stay where
+ * protobuf put them; the listing owns the message.
  */
 #include "libthc/list.h"
 
@@ -237,16 +237,24 @@ list_group(struct thc_shard *shard, int64_t deadline_ns, struct thc_listing **re
 	return rc;
 }
 
+static int
+list_check_flags(uint32_t flags)
+{
+	if ((flags & ~(uint32_t)THC_LIST_GROUP) != 0)
+		return shim_fail(THC_E_INVALID, "flags: 0x%" PRIx32 " has unknown bits", flags);
+	return 0;
+}
+
 int
 thc_list(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms,
 	struct thc_listing **ret_listing)
 {
 	const struct listing_question now = {0};
 	int64_t deadline_ns = 0;
-	int rc = 0;
+	int rc = list_check_flags(flags);
 
-	if ((flags & ~(uint32_t)THC_LIST_GROUP) != 0)
-		return shim_fail(THC_E_INVALID, "flags: 0x%" PRIx32 " has unknown bits", flags);
+	if (rc < 0)
+		return rc;
 	if (ret_listing == NULL)
 		return shim_fail(THC_E_INVALID, "ret_listing: is NULL");
 	rc = deadline_of(timeout_ms, &deadline_ns);
@@ -258,6 +266,33 @@ thc_list(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms,
 		rc = list_group(shard, deadline_ns, ret_listing);
 	else
 		rc = listing_get(shard, &now, deadline_ns, ret_listing);
+	shard_leave(shard);
+	return rc;
+}
+
+int
+thc_list_submit(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms, struct thc_op **ret_op)
+{
+	struct op_request request = {.kind = SHM_LIST};
+	struct thc_op *op = NULL;
+	int rc = list_check_flags(flags);
+
+	if (rc < 0)
+		return rc;
+	if ((flags & THC_LIST_GROUP) == 0)
+		return shim_fail(THC_E_INVALID,
+			"flags: lacks THC_LIST_GROUP; a list without it is no operation: call "
+			"thc_list");
+	if (ret_op == NULL)
+		return shim_fail(THC_E_INVALID, "ret_op: is NULL");
+	rc = deadline_of(timeout_ms, &request.deadline_ns);
+	if (rc == 0)
+		rc = shard_enter(shard, ENTER_MEMBER);
+	if (rc < 0)
+		return rc;
+	rc = op_submit(shard, &request, &op);
+	if (rc == 0)
+		*ret_op = op;
 	shard_leave(shard);
 	return rc;
 }

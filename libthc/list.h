@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * list - the snapshot of a model that thc_list and thc_wait ask the agent for.
+ * list - the snapshot of a model that thc_list, thc_wait and thc_op_listing ask the agent for.
  */
 #ifndef TH_LIBTHC_LIST_H
 #define TH_LIBTHC_LIST_H

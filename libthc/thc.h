@@ -463,6 +463,9 @@ int thc_replicate_submit(struct thc_shard *shard, const char *version, int64_t t
 	struct thc_op **ret_op);
 int thc_update_submit(struct thc_shard *shard, const char *version, int64_t timeout_ms,
 	struct thc_op **ret_op);
+/* A list with THC_LIST_GROUP, which flags must have. thc_op_listing takes what it brought. */
+int thc_list_submit(
+	struct thc_shard *shard, uint32_t flags, int64_t timeout_ms, struct thc_op **ret_op);
 /*
  * Poll it for reading, never read it: readable while a finished operation or an event has not been
  * collected by thc_op_done, thc_op_wait, thc_shard_events, whatever other threads do. It may also
@@ -487,6 +490,12 @@ int thc_op_progress(struct thc_op *op, uint64_t *ret_done_bytes, uint64_t *ret_t
  * ended, or is a wait.
  */
 int thc_op_waits(struct thc_op *op, int64_t timeout_ms, char *ret_text, size_t text_bytes);
+/*
+ * The listing of a thc_list_submit that has ended with 0, to be freed by thc_listing_free. Take it
+ * before the next operation: it comes from the reference server, which keeps it until all members
+ * have called that one; THC_E_NOT_AVAILABLE then. THC_E_STATE: op has not ended, or brought none.
+ */
+int thc_op_listing(struct thc_op *op, int64_t timeout_ms, struct thc_listing **ret_listing);
 /* Asks; the end still comes: THC_E_CANCELLED before GO, its real outcome after. Ended: nothing. */
 int thc_op_cancel(struct thc_op *op);
 /* Detaches; cancels when not finished. No other call may use op meanwhile. NULL: nothing. */

@@ -13,6 +13,7 @@ cluster.with_library()
 
 import library
 import memory_kinds
+from tensorhub import Op, _abi
 
 # The crowd sends no heartbeat and polls no events.
 PATIENT = ["-o", "lease.suspect=1h", "-o", "lease.dead=2h", "-o", "limit.members_per_agent=65536"]
@@ -158,6 +159,42 @@ def a_group_sees_one_listing():
         crowd.leave()
 
 
+def a_listing_is_kept_until_all_have_moved_on():
+    """thc_op_listing, each time for the same operation, while the members call the next ones."""
+    with cluster.cluster() as cl:
+        cl.agent("a")
+        pair = [library.opened(cl.agents["a"], "pair", shard=i, num_shards=2) for i in (0, 1)]
+
+        def called(member):
+            op = Op(member, "grouped list")
+            op._submit("thc_list_submit", _abi.LIST_GROUP, 30_000).result()
+            return op
+
+        def generation(op):
+            raw = _abi.c.c_void_p()
+            _abi.call("thc_op_listing", op._pointer, 10_000, _abi.c.byref(raw))
+            got = _abi.Listing.from_address(raw.value).generation
+            _abi.lib.thc_listing_free(raw)
+            return got
+
+        ops = [called(member) for member in pair]
+        was = generation(ops[0])
+        alone = library.opened(cl.agents["a"], "alone")
+        alone.register({"w": memory_kinds.Tensor(memory_kinds.Allocated(4096), [4096])})
+        alone.publish(1)
+        assert alone.list().generation > was
+        ops.append(called(pair[0]))
+        assert [generation(op) for op in ops[:2]] == [was, was]
+        assert generation(ops[2]) > was
+        ops.append(called(pair[1]))
+        for op in ops[:2]:
+            error = cluster.expect_error("NOT_AVAILABLE", generation, op)
+            assert "moved on from it: list again" in str(error), error
+        assert generation(ops[2]) == generation(ops[3]) > was
+        for shard in (alone, *pair):
+            shard.close(abandon=True)
+
+
 def the_limit_is_named():
     with cluster.cluster(server=False) as cl:
         cl.start_server(args=[*PATIENT, "-o", "limit.snapshot_bytes=1MiB"])
@@ -201,6 +238,7 @@ def lineages_and_versions_ascend():
 cluster.main(
     thousands_of_replicas,
     a_group_sees_one_listing,
+    a_listing_is_kept_until_all_have_moved_on,
     the_limit_is_named,
     lineages_and_versions_ascend,
 )

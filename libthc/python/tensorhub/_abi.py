@@ -161,11 +161,13 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "thc_replicate_submit": (c.c_int, [_SHARD, _TEXT, _MS, _PP]),
     "thc_update_submit": (c.c_int, [_SHARD, _TEXT, _MS, _PP]),
     "thc_watch_submit": (c.c_int, [_SHARD, c.c_uint64, _MS, _PP]),
+    "thc_list_submit": (c.c_int, [_SHARD, _FLAGS, _MS, _PP]),
     "thc_fd": (c.c_int, [_SHARD]),
     "thc_op_done": (c.c_int, [_OP]),
     "thc_op_wait": (c.c_int, [_OP, _MS, c.POINTER(Result)]),
     "thc_op_progress": (c.c_int, [_OP, _U64P, _U64P]),
     "thc_op_waits": (c.c_int, [_OP, _MS, c.c_char_p, c.c_size_t]),
+    "thc_op_listing": (c.c_int, [_OP, _MS, _PP]),
     "thc_op_cancel": (c.c_int, [_OP]),
     "thc_op_free": (None, [_OP]),
 }

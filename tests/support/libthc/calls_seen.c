@@ -97,6 +97,10 @@
 		(struct thc_shard * shard, uint64_t generation, int64_t timeout_ms,                \
 			struct thc_op * *ret_op),                                                  \
 		(shard, generation, timeout_ms, ret_op))                                           \
+	X(thc_list_submit,                                                                         \
+		(struct thc_shard * shard, uint32_t flags, int64_t timeout_ms,                     \
+			struct thc_op * *ret_op),                                                  \
+		(shard, flags, timeout_ms, ret_op))                                                \
 	X(thc_fd, (struct thc_shard * shard), (shard))                                             \
 	X(thc_op_done, (struct thc_op * op), (op))                                                 \
 	X(thc_op_wait, (struct thc_op * op, int64_t timeout_ms, struct thc_result * ret_result),   \
@@ -107,7 +111,10 @@
 	X(thc_op_cancel, (struct thc_op * op), (op))                                               \
 	X(thc_op_waits,                                                                            \
 		(struct thc_op * op, int64_t timeout_ms, char *ret_text, size_t text_bytes),       \
-		(op, timeout_ms, ret_text, text_bytes))
+		(op, timeout_ms, ret_text, text_bytes))                                            \
+	X(thc_op_listing,                                                                          \
+		(struct thc_op * op, int64_t timeout_ms, struct thc_listing * *ret_listing),       \
+		(op, timeout_ms, ret_listing))
 
 #define ROW_OF(name, parameters, arguments) ROW_##name,
 enum { CALLS(ROW_OF) NUM_ROWS };

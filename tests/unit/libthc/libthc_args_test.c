@@ -327,6 +327,7 @@ Test(libthc_args, observer__what_a_member_does__is_refused_and_not_asked)
 	expect(thc_update(shard, "latest", SOON, NULL), THC_E_STATE, observer);
 	expect(thc_update_submit(shard, "latest", SOON, &op), THC_E_STATE, observer);
 	expect(thc_list(shard, THC_LIST_GROUP, SOON, &listing), THC_E_STATE, observer);
+	expect(thc_list_submit(shard, THC_LIST_GROUP, SOON, &op), THC_E_STATE, observer);
 	/* Questions have the answer of a handle that holds nothing. */
 	expect(thc_resolve(shard, SOON, NULL), THC_E_STATE, "no operation");
 	expect(thc_held_version(shard, NULL, &version), THC_E_NOT_AVAILABLE, "this handle holds");
@@ -346,6 +347,7 @@ Test(libthc_args, observer__what_a_member_does__is_refused_and_not_asked)
 Test(libthc_args, operations__bad_arguments__are_named)
 {
 	struct thc_op *op = NULL;
+	struct thc_listing *listing = NULL;
 	struct thc_result result = THC_RESULT_INIT;
 	char text[8];
 	const char *const bad[] = {"", "x", "latest-", "latest-0", "latest-01", "-1", "1 ",
@@ -379,6 +381,11 @@ Test(libthc_args, operations__bad_arguments__are_named)
 	expect(thc_replicate_submit(shard, "1", SOON, NULL), THC_E_INVALID, "ret_op: ");
 	expect(thc_update_submit(shard, "1", SOON, NULL), THC_E_INVALID, "ret_op: ");
 	expect(thc_watch_submit(shard, 1, SOON, NULL), THC_E_INVALID, "ret_op: ");
+	expect(thc_list_submit(NULL, THC_LIST_GROUP, SOON, &op), THC_E_INVALID, "shard: ");
+	expect(thc_list_submit(shard, 0, SOON, &op), THC_E_INVALID, "flags: lacks");
+	expect(thc_list_submit(shard, 3, SOON, &op), THC_E_INVALID, "flags: 0x3");
+	expect(thc_list_submit(shard, THC_LIST_GROUP, -2, &op), THC_E_INVALID, "timeout_ms: ");
+	expect(thc_list_submit(shard, THC_LIST_GROUP, SOON, NULL), THC_E_INVALID, "ret_op: ");
 	result.struct_size = 8;
 	expect(thc_replicate(shard, "1", SOON, &result), THC_E_INVALID, "ret_result: ");
 	expect(thc_update(shard, "1", SOON, &result), THC_E_INVALID, "ret_result: ");
@@ -395,6 +402,9 @@ Test(libthc_args, operations__bad_arguments__are_named)
 	expect(thc_op_waits(NULL, -2, text, sizeof(text)), THC_E_INVALID, "timeout_ms: ");
 	expect(thc_op_waits(NULL, SOON, NULL, 8), THC_E_INVALID, "ret_text: ");
 	expect(thc_op_waits(NULL, SOON, text, 0), THC_E_INVALID, "ret_text: ");
+	expect(thc_op_listing(NULL, SOON, &listing), THC_E_INVALID, "op: ");
+	expect(thc_op_listing(NULL, -2, &listing), THC_E_INVALID, "timeout_ms: ");
+	expect(thc_op_listing(NULL, SOON, NULL), THC_E_INVALID, "ret_listing: ");
 	expect(thc_op_cancel(NULL), THC_E_INVALID, "op: ");
 	thc_op_free(NULL);
 	cr_assert_null(op);

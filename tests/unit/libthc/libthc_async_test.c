@@ -8,6 +8,7 @@
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stddef.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
@@ -16,6 +17,7 @@
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
+#include "libthc/libthc_own.h"
 #include "tests/unit/libthc/libthc_fixture.h"
 
 #define MS INT64_C(1000000)
@@ -486,6 +488,82 @@ Test(libthc_async, waits__while_it_runs__a_sentence_that_fits)
 	cr_assert_eq(thc_op_waits(op, SOON, small, sizeof(small)), THC_E_STATE);
 	cr_assert_str_eq(small, "shard 1");
 	thc_op_free(watch);
+	thc_op_free(op);
+}
+
+/* ---- a grouped list ------------------------------------------------------------------------- */
+
+Test(libthc_async, listing__of_a_grouped_list__when_it_has_ended)
+{
+	struct thc_listing *listing = NULL;
+	struct thc_op *op = NULL, *update_op = update("1", SOON);
+
+	cr_assert_eq(await_by_fd(update_op), 1);
+	cr_assert_eq(thc_op_listing(update_op, SOON, &listing), THC_E_STATE);
+	says("this update has no listing");
+	thc_op_free(update_op);
+	script(agent.operation = FAKE_HOLD);
+	cr_assert_eq(thc_list_submit(shard, THC_LIST_GROUP, SOON, &op), 0, "%s", thc_errmsg());
+	cr_assert_eq(thc_op_listing(op, SOON, &listing), THC_E_STATE);
+	says("has not ended yet");
+	cr_assert_eq(thc_publish(shard, 1, SOON), THC_E_STATE);
+	says("only one runs at a time");
+	script({
+		agent.operation = FAKE_COMPLETE;
+		fake_agent_release(&agent, 0, NULL);
+	});
+	cr_assert_eq(await_by_fd(op), 1);
+	/* Any number of times, each a listing of its own. */
+	for (int i = 0; i < 2; i++) {
+		cr_assert_eq(thc_op_listing(op, SOON, &listing), 0, "%s", thc_errmsg());
+		cr_assert_eq(agent.list_op_seq, 42); /* the operation's number at the server */
+		cr_assert_eq(listing->num_versions, 1);
+		thc_listing_free(listing);
+	}
+	thc_op_free(op);
+	script(agent.operation_code = THC_E_GROUP_BROKEN);
+	cr_assert_eq(thc_list_submit(shard, THC_LIST_GROUP, SOON, &op), 0, "%s", thc_errmsg());
+	cr_assert_eq(thc_op_wait(op, SOON, NULL), THC_E_GROUP_BROKEN);
+	cr_assert_eq(thc_op_listing(op, SOON, &listing), THC_E_STATE);
+	says("thc_op_wait says why");
+	thc_op_free(op);
+}
+
+static void *
+takes_listing(void *arg)
+{
+	struct thc_listing *listing = NULL;
+
+	cr_assert_eq(thc_op_listing(arg, SOON, &listing), 0, "%s", thc_errmsg());
+	thc_listing_free(listing);
+	return NULL;
+}
+
+/* The next operation would let the server forget the snapshot. */
+Test(libthc_async, listing__while_it_is_taken__no_other_operation_begins)
+{
+	struct thc_listing *listing = NULL;
+	struct thc_op *op = NULL;
+	bool taking = false;
+	pthread_t thread;
+
+	cr_assert_eq(thc_list_submit(shard, THC_LIST_GROUP, SOON, &op), 0, "%s", thc_errmsg());
+	cr_assert_eq(thc_op_wait(op, SOON, NULL), 0, "%s", thc_errmsg());
+	fake_agent_freeze(&agent, true);
+	cr_assert_eq(pthread_create(&thread, NULL, takes_listing, op), 0);
+	while (!taking) {
+		pthread_mutex_lock(&shard->lock);
+		taking = shard->listing;
+		pthread_mutex_unlock(&shard->lock);
+		(void)sched_yield();
+	}
+	cr_assert_eq(thc_publish(shard, 1, SOON), THC_E_STATE);
+	says("a grouped list of this handle runs");
+	cr_assert_eq(thc_op_listing(op, SOON, &listing), THC_E_STATE);
+	says("another thread");
+	fake_agent_freeze(&agent, false);
+	cr_assert_eq(pthread_join(thread, NULL), 0);
+	cr_assert_eq(thc_publish(shard, 1, SOON), 0, "%s", thc_errmsg());
 	thc_op_free(op);
 }
 

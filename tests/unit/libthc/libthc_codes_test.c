@@ -83,6 +83,7 @@ CALL(unpublish_submit, thc_unpublish_submit(shard, 0, timeout_ms, &op))
 CALL(replicate_submit, thc_replicate_submit(shard, "latest", timeout_ms, &op))
 CALL(update_submit, thc_update_submit(shard, "latest", timeout_ms, &op))
 CALL(watch_submit, thc_watch_submit(shard, 1, timeout_ms, &op))
+CALL(list_submit, thc_list_submit(shard, THC_LIST_GROUP, timeout_ms, &op))
 CALL(fd, thc_fd(shard))
 CALL(op_done, thc_op_done(op))
 CALL(op_wait, thc_op_wait(op, timeout_ms, NULL))
@@ -97,6 +98,16 @@ call_op_waits(void)
 	return thc_op_waits(op, timeout_ms, text, sizeof(text));
 }
 
+static int
+call_op_listing(void)
+{
+	struct thc_listing *listing = NULL;
+	int rc = thc_op_listing(op, timeout_ms, &listing);
+
+	thc_listing_free(listing);
+	return rc;
+}
+
 /* What a call asks of the agent, and what it needs before. */
 enum {
 	HANDLE = 1u,    /* is a call of a handle */
@@ -107,6 +118,7 @@ enum {
 	TENSORS = 32u,   /* needs them registered; without it: needs them not registered */
 	ATTRIBUTE = 64u, /* exchanges its document for an attribute */
 	ASKS = 128u,     /* exchanges a document, about an operation that runs */
+	ENDED = 256u,    /* and ASKS: about a grouped list that has ended */
 };
 
 static const struct {
@@ -135,12 +147,14 @@ static const struct {
 	{"replicate_submit", call_replicate_submit, HANDLE | SUBMIT | TENSORS},
 	{"update_submit", call_update_submit, HANDLE | SUBMIT | TENSORS},
 	{"watch_submit", call_watch_submit, HANDLE | SUBMIT},
+	{"list_submit", call_list_submit, HANDLE | SUBMIT},
 	{"fd", call_fd, HANDLE | LOST_TOO},
 	{"op_done", call_op_done, 0},
 	{"op_wait", call_op_wait, 0},
 	{"op_progress", call_op_progress, 0},
 	{"op_cancel", call_op_cancel, 0},
 	{"op_waits", call_op_waits, ASKS | TENSORS},
+	{"op_listing", call_op_listing, ASKS | ENDED},
 };
 
 /* ---- a handle ------------------------------------------------------------------------------ */
@@ -161,7 +175,11 @@ open_for(size_t i)
 		cr_assert_eq(call_register(), 0, "%s", thc_errmsg());
 	if ((calls[i].what & ATTRIBUTE) != 0)
 		cr_assert_eq(call_set_attribute(), 0, "%s", thc_errmsg());
-	if ((calls[i].what & ASKS) != 0) {
+	if ((calls[i].what & ENDED) != 0) {
+		script(agent.operation = FAKE_COMPLETE);
+		cr_assert_eq(call_list_submit(), 0, "%s", thc_errmsg());
+		cr_assert_eq(call_op_wait(), 0, "%s", thc_errmsg());
+	} else if ((calls[i].what & ASKS) != 0) {
 		script(agent.operation = FAKE_HOLD);
 		cr_assert_eq(call_replicate_submit(), 0, "%s", thc_errmsg());
 	}
@@ -231,6 +249,7 @@ Test(libthc_codes, every_call__agent_gone__agent_lost)
 	cr_assert_eq(call_op_wait(), THC_E_AGENT_LOST);
 	cr_assert_eq(call_op_done(), THC_E_AGENT_LOST);
 	cr_assert_eq(call_op_waits(), THC_E_AGENT_LOST);
+	cr_assert_eq(call_op_listing(), THC_E_AGENT_LOST);
 	thc_op_free(op);
 	op = NULL;
 	each_call(HANDLE) if ((calls[i].what & LOST_TOO) == 0) expect(i, THC_E_AGENT_LOST);
@@ -376,6 +395,7 @@ Test(libthc_codes, documents__of_some_calls__more_codes)
 		{call_unregister, THC_E_DIRTY},
 		{call_get_manifest, THC_E_NOT_AVAILABLE},
 		{call_get_manifest, THC_E_CHECKSUM},
+		{call_op_listing, THC_E_NOT_AVAILABLE},
 	};
 
 	for (size_t k = 0; k < TH_ARRAY_LEN(rows); k++)

@@ -35,6 +35,7 @@ Test(libthc_ended, contract__every_call_but_close_says_so_and_the_event_comes_on
 	cr_assert_eq(thc_replicate_submit(shard, "latest", SOON, &op), THC_E_CONTRACT);
 	cr_assert_eq(thc_update_submit(shard, "latest", SOON, &op), THC_E_CONTRACT);
 	cr_assert_eq(thc_watch_submit(shard, 1, SOON, &op), THC_E_CONTRACT);
+	cr_assert_eq(thc_list_submit(shard, THC_LIST_GROUP, SOON, &op), THC_E_CONTRACT);
 	cr_assert_eq(thc_set_attribute(shard, "a", "b", 1), THC_E_CONTRACT);
 	cr_assert_eq(thc_get_manifest(shard, "latest", 0, SOON, &manifest), THC_E_CONTRACT);
 	cr_assert_eq(thc_wait(shard, never, NULL, SOON), THC_E_CONTRACT);
