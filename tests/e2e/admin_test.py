@@ -14,6 +14,7 @@ import library
 import memory_kinds
 import raw
 import tensorhub as th
+from tensorhub import _abi
 
 OK, FAILED, DEGRADED, TIMED_OUT = 0, 1, 5, 6
 SIZE = 256 << 20
@@ -69,6 +70,7 @@ def an_evicted_replica_says_so_in_every_call():
             (raw.inside, holder, "replicate", "1"),
             (raw.inside, holder, "update", "latest"),
             (raw.inside, holder, "unpublish", 0),
+            (raw.inside, holder, "list", _abi.LIST_GROUP),
             (raw.wait, holder, lambda _: False),
         ):
             e = expect_error("EVICTED", call, *args)

@@ -7,6 +7,7 @@ from cluster import cluster, expect_error, main, wait_for
 MIB = 1 << 20
 SIZE = 24 * MIB
 EV_VERSION_CONFLICT = 2
+LIST_GROUP = 1
 
 
 def shard(c, label, agent, replica=None, size=SIZE, **opts):
@@ -132,7 +133,7 @@ def groups_of_two_shards():
         for w in groups[2]:
             wait_conflict(w)
         wait_for(lambda: listed(readers[0]) == ["r", "t1", "t2"], 30, "the equal ones")
-        ids = [(w, w.start("list", group=True)) for w in groups[2]]
+        ids = [(w, w.start("inside", verb="list", argument=LIST_GROUP)) for w in groups[2]]
         for w, i in ids:
             error = expect_error("VERSION_CONFLICT", w.finish, i)
             assert "shard 1" in error.text, error.text

@@ -39,11 +39,13 @@ def open_with(agent, **fields):
 
 
 def inside(handle, verb, argument, timeout=20):
-    """thc_publish, thc_unpublish, thc_replicate or thc_update, without its result."""
-    result = (None,) if isinstance(argument, str) else ()
+    """thc_publish, thc_unpublish, thc_replicate, thc_update or thc_list, without its result."""
+    listing = c.c_void_p()
+    result = (c.byref(listing),) if verb == "list" else (None,) * isinstance(argument, str)
     argument = argument.encode() if isinstance(argument, str) else argument
     ms = _steps.milliseconds(timeout)
     _abi.call(f"thc_{verb}", handle._shard, argument, ms, *result)
+    _abi.lib.thc_listing_free(listing)
 
 
 def wait(handle, predicate, timeout=20):

@@ -25,6 +25,7 @@ with_library()
 import tensorhub as th  # noqa: E402
 
 SIZE = 1 << 20
+AHEAD = 64  # calls that a member makes before the first of another: the next one waits
 LOADED_S = 150  # by then ranks have torch, however busy the machine is
 _numbers = itertools.count(1)
 # Whoever starts tests in the background has SIGINT ignored, and Python takes that over.

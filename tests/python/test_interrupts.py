@@ -13,6 +13,7 @@ import weakref
 import pytest
 import tensorhub as th
 from cluster import Cluster
+from conftest import AHEAD
 from tensorhub import _abi, _steps
 
 SIZE = 64 << 20
@@ -201,13 +202,14 @@ def still_works(handle):
         (published, lambda handle: handle.replicate(1), still_works),
         (published, lambda handle: handle.update(), still_works),
         (published, lambda handle: handle.list(), still_works),
+        (published, lambda handle: handle.list(group=True), still_works),
         (published, lambda handle: handle.wait(len), still_works),
         (published, lambda handle: handle.manifest(), still_works),
         (registered, lambda handle: handle.close(), lambda handle: None),
         (registered, lambda handle: handle.close(abandon=True), lambda handle: None),
     ],
-    ids="register unregister publish unpublish replicate update list wait manifest close "
-    "abandon".split(),
+    ids="register unregister publish unpublish replicate update list grouped-list wait manifest "
+    "close abandon".split(),
 )
 def test_an_interrupt_at_each_line(each_line, prepare, call, after):
     each_line(prepare, call, after)
@@ -307,6 +309,21 @@ def test_before_go_nothing_has_changed(pair, agent, model, called, verb):
     assert [handle.version for handle in pair] == [1, 1]
     for source in sources:
         source.close(abandon=True)
+
+
+def test_a_grouped_list_ends_at_once(pair, called):
+    for _ in range(AHEAD):
+        pair[0].list(group=True)
+    del called[:]
+    with pytest.raises(KeyboardInterrupt):
+        with interrupt_when(lambda: any("list" in name for name in called)):
+            pair[0].list(group=True, timeout=30)
+    for _ in range(AHEAD):
+        pair[1].list(group=True)
+    with pytest.raises(th.Cancelled, match="cancelled by shard 0"):
+        pair[1].list(group=True)
+    one, other = [handle.list(group=True) for handle in pair]
+    assert one.generation == other.generation
 
 
 def test_an_unpublish_that_is_interrupted_is_taken_back(agent, far, slow, model, called):

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 import tensorhub as th
 from cluster import cluster, wait_for
-from conftest import SIZE, memory
+from conftest import AHEAD, SIZE, memory
 from tensorhub import _steps
 
 
@@ -485,6 +485,35 @@ def test_a_loop_runs_every_verb(agent, model):
             await r.unpublish()
             await r.unregister()
             await t.unpublish()
+
+    asyncio.run(work())
+
+
+def test_a_loop_lists_for_a_group(agent, model):
+    async def work():
+        first, second = [
+            await th.aio.open(model, replica="g", shard=i, num_shards=2) for i in (0, 1)
+        ]
+        for _ in range(AHEAD):
+            await first.list(group=True)
+        waits = asyncio.ensure_future(first.list(group=True))
+        with pytest.raises((asyncio.TimeoutError, TimeoutError)):
+            await asyncio.wait_for(asyncio.shield(waits), 0.2)
+        await second.list(group=True)  # and the first is near enough
+        await waits
+        waits = asyncio.ensure_future(first.list(group=True))
+        await asyncio.sleep(0)
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        for _ in range(AHEAD):
+            await second.list(group=True)
+        with pytest.raises(th.Cancelled, match="cancelled by shard 0"):
+            await second.list(group=True)
+        one, other = await asyncio.gather(first.list(group=True), second.list(group=True))
+        assert one.generation == other.generation
+        for handle in (first, second):
+            await handle.close(abandon=True)
 
     asyncio.run(work())
 

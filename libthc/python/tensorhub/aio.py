@@ -151,8 +151,8 @@ class Handle(Base):
     async def resolve(self, *, timeout: Time = DEFAULT) -> Result:
         return await self._run(self._resolve(timeout))
 
-    async def list(self, *, timeout: Time = DEFAULT) -> Listing:
-        return await self._run(self._list(False, timeout))
+    async def list(self, *, group: bool = False, timeout: Time = DEFAULT) -> Listing:
+        return await self._run(self._list(group, timeout))
 
     async def wait(
         self, predicate: Callable[[Listing], Any], *, timeout: Time = DEFAULT

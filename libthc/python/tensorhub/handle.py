@@ -13,8 +13,8 @@ import weakref
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Tuple, Type, Union
 
 from . import _abi, errors
-from ._steps import DEFAULT, SLICE_S, Op, Steps, Time, in_slices, milliseconds, run, seconds
-from ._steps import wait_once
+from ._steps import DEFAULT, SLICE_S, Op, Steps, Time, in_slices, milliseconds, remaining, run
+from ._steps import seconds, wait_once
 from .progress import Told, report_of
 from .results import Listing, Manifest, Result, listing_of, manifest_of, result_of
 from .streams import Registered
@@ -336,15 +336,20 @@ class Base:
 
     def _list(self, group: bool, timeout: Time) -> Steps[Listing]:
         self._check()
+        left = remaining(self._limit(timeout))
         raw = c.c_void_p()
-        flags = _abi.LIST_GROUP if group else 0
-        limit = self._limit(timeout)
+        pointer = c.byref(raw)
         try:
-            if group:  # an operation of all members: its deadline is one for all, and is not cut
-                _abi.call("thc_list", self._shard, flags, milliseconds(limit), c.byref(raw))
+            if group:
+                with Op(self, "grouped list") as op:
+                    yield op._submit("thc_list_submit", _abi.LIST_GROUP, milliseconds(left()))
+                    op._outcome()
+                    yield from in_slices(
+                        lambda ms: _abi.call("thc_op_listing", op._pointer, ms, pointer), left()
+                    )
             else:
                 yield from in_slices(
-                    lambda ms: _abi.call("thc_list", self._shard, flags, ms, c.byref(raw)), limit
+                    lambda ms: _abi.call("thc_list", self._shard, 0, ms, pointer), left()
                 )
             return listing_of(_abi.Listing.from_address(raw.value or 0))
         finally:
