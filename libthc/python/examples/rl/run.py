@@ -23,6 +23,8 @@ ENVIRONMENT = dict(
     HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1",
     VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_PLUGINS="tensorhub",
     VLLM_SERVER_DEV_MODE="1",  # the addresses that the trainer calls
+    # Else ranks that torchrun starts again find the addresses of those that are dead.
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
 )  # fmt: skip
 
 
