@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rollouts as the trainer sees them: servers of vLLM, by HTTP."""
 
+import contextlib
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, List, Optional, Tuple
@@ -49,6 +50,12 @@ class Rollout:
             self._say("it takes part")
         return answer.json()
 
+    def end_update(self) -> None:
+        """Where none has begun the server refuses, which is as good."""
+        address = f"{self.url}/finish_weight_update"
+        with contextlib.suppress(requests.RequestException):
+            requests.post(address, json={}, timeout=self.timeout)
+
     def _say(self, what: str) -> None:
         if what != self._said:
             print(f"{self.url}: {what}", flush=True)
@@ -71,7 +78,10 @@ class Rollouts:
         self.all = [Rollout(url, timeout) for url in urls]
 
     def init_weight_transfer_engine(self, init_info: Any) -> None:
-        """Not needed: an update says all that an engine has to know, also one that comes later."""
+        """Ends what a trainer that was lost has begun: vLLM would begin nothing else. Of the info
+        there is no need: an update says all of it, also to a server that comes later."""
+        for rollout in self.all:
+            rollout.end_update()
 
     def start_weight_update(self) -> None:
         self.call("start_weight_update", begins=True)
