@@ -22,7 +22,7 @@ import types
 
 import pytest
 import tensorhub as th
-from conftest import HERE, Cluster, distribution, install
+from conftest import HERE, Cluster, distribution, install, wait_for
 
 MODULE = "tensorhub.integrations.vllm"
 PARTS = "tensorhub.integrations._vllm", "tensorhub.integrations._vllm_trainer", MODULE
@@ -639,6 +639,15 @@ def test_the_agent_of_the_trainer_is_killed(
     daemons.replaced(daemons.agents["c"])
 
 
+def reaches(runtime, model):
+    """Whether this agent has a server: it attaches to a new one within seconds."""
+    with th.watch(model, agent=runtime) as watch:
+        try:
+            return watch.list() is not None
+        except th.NoServer:
+            return False
+
+
 @pytest.mark.parametrize(
     "moment, is_new",
     [("start_weight_update", False), ("update_weights", False), ("finish_weight_update", True)],
@@ -652,6 +661,8 @@ def test_the_server_is_killed(pair, policy, model, agent, daemons, moment, is_ne
     assert pair.tokens() == (wanted if is_new else before)
     daemons.replaced(daemons.server)
     daemons.start_server(daemons.server_url)
+    for host in daemons.agents.values():
+        wait_for(lambda host=host: reaches(host.runtime, model), 30, f"{host.node} is attached")
     trainer.client = pair
     sends(trainer, policy, pair, 31)
     trainer.shutdown()
