@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import select
 import struct
 import sys
 import termios
@@ -116,13 +117,23 @@ def test_what_cannot_be_called_is_refused(rollout, progress):
 
 @contextlib.contextmanager
 def terminal(monkeypatch):
-    """What is written to stderr meanwhile, which is a terminal: a function that reads it."""
+    """What is written to stderr meanwhile, which is a terminal: a function that reads a line of it.
+
+    The kernel hands over what was written a little later, and in pieces.
+    """
     master, slave = os.openpty()
+
+    def line():
+        text = b""
+        while not text.endswith(b"\n") and select.select([master], [], [], 10)[0]:
+            text += os.read(master, 1 << 16)
+        return text.decode()
+
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     try:
         with monkeypatch.context() as patch, os.fdopen(slave, "w") as stderr:
             patch.setattr(sys, "stderr", stderr)
-            yield lambda: os.read(master, 1 << 16).decode()
+            yield line
     finally:
         os.close(master)
 
@@ -188,5 +199,5 @@ def test_tqdm_itself(trainer, rollout, monkeypatch):
     with terminal(monkeypatch) as written:
         rollout.replicate(1, tqdm=True)
         assert threading.active_count() == before
-        text = written()
+        text = written()  # to the end of the line, which a bar that is closed ends
     assert "64.0M/64.0M" in text and "replicate" in text
