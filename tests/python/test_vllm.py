@@ -661,7 +661,7 @@ def test_the_server_is_killed(pair, policy, model, agent, daemons, moment, is_ne
     assert pair.tokens() == (wanted if is_new else before)
     daemons.replaced(daemons.server)
     daemons.start_server(daemons.server_url)
-    for host in daemons.agents.values():
+    for host in (daemons.agents["a"], daemons.agents["b"]):  # those of the workers
         wait_for(lambda host=host: reaches(host.runtime, model), 30, f"{host.node} is attached")
     trainer.client = pair
     sends(trainer, policy, pair, 31)
