@@ -172,19 +172,29 @@ Test(refsrv_seed, source_given_up__its_reader_stays_in_the_datacenter)
 	succeeded(&seed);
 }
 
-/* Two shards, read by a group of the far datacenter, and by one that is only half there. */
-Test(refsrv_seed, group__skips_when_all_of_it_is_near_the_seed)
+/* A version of two shards, and its seed, which fills on both hosts of the far datacenter. */
+static void
+begin_seed_of_two(struct world_member ret_seed[2])
 {
-	struct world_member t[2], s[2], m[2];
-	uint32_t of_seed[2] = {far, far_too}, near[2] = {far_too, far}, half[2] = {far, home};
+	const uint32_t hosts[2] = {far, far_too};
+	struct world_member t[2];
+
 	for (uint32_t i = 0; i < 2; i++)
 		t[i] = world_member(&w, home, "t", i, 2);
 	call_both(t, CTL_OP_PUBLISH, "2");
 	succeeded_both(t);
 	for (uint32_t i = 0; i < 2; i++)
-		s[i] = world_member(&w, of_seed[i], "s", i, 2);
-	call_both(s, CTL_OP_UPDATE, "2");
-	prepared_both(s);
+		ret_seed[i] = world_member(&w, hosts[i], "s", i, 2);
+	call_both(ret_seed, CTL_OP_UPDATE, "2");
+	prepared_both(ret_seed);
+}
+
+/* Read by a group of the far datacenter, and by one that is only half there. */
+Test(refsrv_seed, group__skips_when_all_of_it_is_near_the_seed)
+{
+	struct world_member s[2], m[2];
+	uint32_t near[2] = {far_too, far}, half[2] = {far, home};
+	begin_seed_of_two(s);
 	cr_assert(world_has(&w, far, CTL_EV_GO, s[0].sid));
 	for (uint32_t i = 0; i < 2; i++)
 		m[i] = world_member(&w, near[i], "m", i, 2);
@@ -201,17 +211,10 @@ Test(refsrv_seed, group__skips_when_all_of_it_is_near_the_seed)
 /* Half of what is complete is near; but a member would read over the link, which the seed has. */
 Test(refsrv_seed, group__reads_behind_the_seed_though_a_half_is_near)
 {
-	struct world_member t[2], s[2], x[2], m[2];
-	uint32_t of_seed[2] = {far, far_too}, half[2] = {far_too, home};
+	struct world_member s[2], x[2], m[2];
+	uint32_t half[2] = {far_too, home};
 	struct ctl_grant grants[2];
-	for (uint32_t i = 0; i < 2; i++)
-		t[i] = world_member(&w, home, "t", i, 2);
-	call_both(t, CTL_OP_PUBLISH, "2");
-	succeeded_both(t);
-	for (uint32_t i = 0; i < 2; i++)
-		s[i] = world_member(&w, of_seed[i], "s", i, 2);
-	call_both(s, CTL_OP_UPDATE, "2");
-	prepared_both(s);
+	begin_seed_of_two(s);
 	for (uint32_t i = 0; i < 2; i++)
 		x[i] = world_member(&w, half[i], "x", i, 2);
 	call_both(x, CTL_OP_PUBLISH, "2");
