@@ -260,7 +260,7 @@ struct agent_action {
 			uint64_t leg;
 			uint64_t gen;                        /* of the part to fill, or to serve */
 			uint64_t source_session, source_gen; /* COPY */
-			struct ctl_grant grant; /* PULL, COPY; EXPECT: leg and ticket */
+			struct ctl_grant grant; /* PULL, COPY; EXPECT: leg, ticket, far */
 		} leg;                          /* PULL, COPY, STOP, EXPECT, FENCE */
 		struct {
 			struct th_ticket ticket;

@@ -87,6 +87,7 @@ struct outbound {     /* leg out; owned by agent.outbounds */
 	struct part *part;
 	struct th_ticket ticket;
 	enum outbound_state state;
+	bool far; /* its reader is in another datacenter                                     */
 	bool stalled;
 	int64_t granted_ns;
 	struct outbound *prev, *next;             /* in part.outbounds                        */

@@ -58,6 +58,7 @@ leg_action(struct agent_core *agent, enum agent_action_kind kind, const struct o
 	action->u.leg.gen = out->part->gen;
 	action->u.leg.grant.leg = out->number;
 	action->u.leg.grant.ticket = out->ticket;
+	action->u.leg.grant.far = out->far;
 }
 
 static void
@@ -104,6 +105,7 @@ ac_outbound_grant(struct agent_core *agent, const struct ctl_ev_grant *grant)
 	out->life = agent->link.life;
 	out->part = part;
 	out->ticket = grant->ticket;
+	out->far = grant->far;
 	out->state = OUTBOUND_GRANTED;
 	out->granted_ns = agent->now_ns;
 	HASH_ADD(hh, agent->outbounds, leg, sizeof(out->leg), out);

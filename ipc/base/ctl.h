@@ -565,6 +565,7 @@ struct ctl_grant { /* one shard from one source: a leg */
 	char source_address[TH_ADDRESS_MAX + 1];
 	char source_replica[TH_NAME_MAX + 1];
 	char source_node[TH_NAME_MAX + 1];
+	bool far; /* the source is in another datacenter */
 };
 
 struct ctl_ev_plan {
@@ -598,6 +599,7 @@ struct ctl_ev_grant {
 	uint64_t reader_agent_inc;
 	char reader_node[TH_NAME_MAX + 1];
 	char reader_replica[TH_NAME_MAX + 1];
+	bool far; /* the reader is in another datacenter */
 };
 
 struct ctl_ev_part {

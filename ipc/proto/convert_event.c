@@ -26,6 +26,7 @@ out_grant(struct convert_arena *arena, const struct ctl_grant *grant)
 	message->source_address = convert_out_text(grant->source_address);
 	message->source_replica = convert_out_text(grant->source_replica);
 	message->source_node = convert_out_text(grant->source_node);
+	message->far = grant->far;
 	return message;
 }
 
@@ -57,6 +58,7 @@ out_ev_grant(struct convert_arena *arena, const struct ctl_ev_grant *grant)
 	body->reader_agent_inc = grant->reader_agent_inc;
 	body->reader_node = convert_out_text(grant->reader_node);
 	body->reader_replica = convert_out_text(grant->reader_replica);
+	body->far = grant->far;
 	return body;
 }
 
@@ -245,6 +247,7 @@ in_grant(struct convert_in *in, const Tensorhub__V1__Grant *message, struct ctl_
 	ret_grant->source_sid = message->source_sid;
 	ret_grant->source_gen = message->source_gen;
 	ret_grant->source_agent_inc = message->source_agent_inc;
+	ret_grant->far = message->far;
 }
 
 static void
@@ -298,6 +301,7 @@ in_ev_grant(
 	ret_grant->sid = body->sid;
 	ret_grant->gen = body->gen;
 	ret_grant->reader_agent_inc = body->reader_agent_inc;
+	ret_grant->far = body->far;
 }
 
 static void

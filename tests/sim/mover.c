@@ -12,6 +12,7 @@
  *   LOCAL  both shards are on one host; the agent reads and writes itself
  * Each end learns of the other's end by messages, which may be lost, and then by silence.
  */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -407,7 +408,10 @@ mover_begin(struct host *host, const struct agent_action *action)
 	}
 	leg->way = percent(RNG_MOVE, world.options.nic_percent) ? LEG_NIC : LEG_TCP;
 	leg->from_host = &world.hosts[(uint32_t)atoi(grant->source_address) % HOSTS_MAX];
-	if (leg->from_host->datacenter != host->datacenter)
+	if (grant->far != (leg->from_host->datacenter != host->datacenter))
+		sim_fail("C17", "leg %" PRIu64 " is told far=%d, and its source is not so",
+			leg->server_number, grant->far);
+	if (grant->far)
 		leg->chunk_ns *= world.options.far_times;
 	leg->ticket = grant->ticket;
 	TRACE("leg # of host # pulls from host #", leg->server_number, host->process.index,

@@ -87,6 +87,7 @@ leg_start(struct refsrv *server, struct op *op, struct part *dst, struct part *s
 	grant->reader_agent_inc = reader->inc;
 	memcpy(grant->reader_node, reader->info.node, sizeof(grant->reader_node));
 	memcpy(grant->reader_replica, dst->copy->group->replica, sizeof(grant->reader_replica));
+	grant->far = !agent_near(source, reader);
 
 	*ret_grant = (struct ctl_grant){
 		.leg = leg->id,
@@ -94,6 +95,7 @@ leg_start(struct refsrv *server, struct op *op, struct part *dst, struct part *s
 		.source_sid = src->member->sid,
 		.source_gen = src->copy->gen,
 		.source_agent_inc = source->inc,
+		.far = grant->far,
 	};
 	memcpy(ret_grant->source_address, source->info.data_address,
 		sizeof(ret_grant->source_address));

@@ -28,6 +28,16 @@ Test(agent_part, grant__of_what_is_held__its_ticket_is_expected_at_once)
 	cr_assert_arr_eq(expect->u.leg.grant.ticket.bytes, ticket.bytes, sizeof(ticket.bytes));
 }
 
+Test(agent_part, grant__of_a_far_reader__the_transport_is_told)
+{
+	gen = rig_hold(&rig, 1, sid, "3");
+	struct ctl_event event = rig_grant(sid, gen, 50);
+	cr_assert_not(grant(gen, 49)->u.leg.grant.far);
+	event.u.grant.far = true;
+	rig_event(&rig, event);
+	cr_assert(rig_last(&rig, AGENT_EXPECT)->u.leg.grant.far);
+}
+
 Test(agent_part, grant__too_many_or_too_old__oldest_is_taken_back)
 {
 	gen = rig_hold(&rig, 1, sid, "3");

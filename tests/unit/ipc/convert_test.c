@@ -314,6 +314,7 @@ fill_grant(struct ctl_grant *grant)
 	name_of(grant->source_address, TH_ADDRESS_MAX, 'a');
 	name_of(grant->source_replica, TH_NAME_MAX, 'r');
 	name_of(grant->source_node, TH_NAME_MAX, 'n');
+	grant->far = true;
 }
 
 static void
@@ -363,6 +364,7 @@ all_events(struct ctl_event events[EVENT_KINDS])
 	events[3].u.grant.reader_agent_inc = 7;
 	name_of(events[3].u.grant.reader_node, TH_NAME_MAX, 'n');
 	name_of(events[3].u.grant.reader_replica, TH_NAME_MAX, 'r');
+	events[3].u.grant.far = true;
 	events[4].u.fence_leg = UINT64_MAX;
 	events[5].u.drain = (struct ctl_ev_part){1, 2, 3};
 	events[6].u.undrain = (struct ctl_ev_part){4, 5, 0};

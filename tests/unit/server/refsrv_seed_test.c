@@ -64,6 +64,32 @@ reads_from(struct world_member *m, const char *spec, uint64_t source_sid)
 	cr_assert_eq(grant.source_sid, source_sid);
 }
 
+/* Reads, and both ends of its leg are told the same. */
+static bool
+is_told_far(struct world_member *m)
+{
+	struct ctl_event told = {0};
+	struct ctl_grant grant = world_begin(&w, m, CTL_OP_REPLICATE, "latest");
+	uint32_t source = 0;
+
+	while (w.agents[source].inc != grant.source_agent_inc)
+		source++;
+	while (told.u.grant.leg != grant.leg)
+		cr_assert(world_take(&w, source, CTL_EV_GRANT, grant.source_sid, &told));
+	cr_assert_eq(told.u.grant.far, grant.far);
+	return grant.far;
+}
+
+Test(refsrv_seed, grant__says_whether_the_other_end_is_in_another_datacenter)
+{
+	struct world_member behind = world_member(&w, far_too, "behind", 0, 1);
+	struct world_member beside = world_member(&w, world_agent(&w), "beside", 0, 1);
+	struct world_member third = world_member(&w, world_agent_in(&w, "third"), "third", 0, 1);
+	cr_assert_not(is_told_far(&behind), "it reads behind the seed");
+	cr_assert_not(is_told_far(&beside));
+	cr_assert(is_told_far(&third));
+}
+
 Test(refsrv_seed, update__while_the_seed_fills__nothing_new_and_then_from_near)
 {
 	struct world_member m = world_member(&w, far_too, "m", 0, 1);
