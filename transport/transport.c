@@ -50,6 +50,9 @@ set_defaults(struct transport_config *config)
 	if (config->connections == 0)
 		config->connections = num_cpus <= 4 ? 2 : 4;
 	config->connections = th_min_u32(config->connections, CONNECTIONS_MAX);
+	if (config->far.connections == 0)
+		config->far.connections = CONNECTIONS_MAX;
+	config->far.connections = th_min_u32(config->far.connections, CONNECTIONS_MAX);
 	if (config->hash_threads == 0)
 		config->hash_threads = num_cpus < 8 ? 1 : num_cpus < 32 ? 2 : 4;
 	if (config->stall_ns <= 0)
@@ -60,25 +63,43 @@ set_defaults(struct transport_config *config)
 		config->dead_ns = DEAD_NS;
 	config->rdma = NULL;
 	config->listen_host = NULL; /* borrowed for transport_open only */
-	config->congestion = NULL;
+	config->congestion = config->far.congestion = NULL;
 }
 
+/* named: by whoever runs the agent, so that it must be there. 0, or why it is not. */
 static int
-choose_congestion(
-	struct transport *transport, const struct transport_config *config, struct th_err *err)
+check_congestion(const char *name, bool named, struct th_err *err)
 {
-	const char *name = config->congestion ? config->congestion : "cubic";
 	if (strlen(name) >= CONGESTION_BYTES)
 		return th_fail(
 			err, TH_E_INVALID, "congestion control %s: the name is too long", name);
-	snprintf(transport->congestion, sizeof(transport->congestion), "%s", name);
-	int rc = config->congestion && name[0] != '\0' ? socket_check_congestion(name) : 0;
+	int rc = named && name[0] != '\0' ? socket_check_congestion(name) : 0;
 	if (rc < 0)
 		return th_fail(err, TH_E_INVALID,
 			"this host has no congestion control %s for the agent (%s); "
 			"/proc/sys/net/ipv4/tcp_allowed_congestion_control names those it has",
 			name, th_strerror(rc));
 	return 0;
+}
+
+static int
+choose_congestion(
+	struct transport *transport, const struct transport_config *config, struct th_err *err)
+{
+	const char *near = config->congestion ? config->congestion : "cubic";
+	const char *far = config->far.congestion ? config->far.congestion : "bbr";
+	int rc = check_congestion(near, config->congestion != NULL, err);
+	if (rc < 0)
+		return rc;
+	snprintf(transport->congestion, sizeof(transport->congestion), "%s", near);
+	struct th_err why;
+	rc = check_congestion(far, true, config->far.congestion ? err : &why);
+	if (rc == 0)
+		snprintf(transport->far_congestion, sizeof(transport->far_congestion), "%s", far);
+	else if (!config->far.congestion)
+		log_info("transport", "sends to other datacenters as within its own why='%s'",
+			why.text);
+	return config->far.congestion ? rc : 0;
 }
 
 /* A bound and listening socket at one of the addresses of a name. */
@@ -210,6 +231,7 @@ transport_open(
 	LIST_INIT(&transport->legs_in);
 	LIST_INIT(&transport->legs_out);
 	sem_init(&transport->closed, 0, 0);
+	transport->capped = capped_new(transport->config.far.limit);
 #ifdef TH_FAULTS
 	fault_init(&transport->fault);
 #endif
@@ -281,6 +303,7 @@ transport_close(struct transport *transport)
 		return;
 	transport_halt(transport);
 	rdma_close(transport->rdma);
+	capped_free(transport->capped);
 	free(transport);
 }
 
@@ -384,10 +407,10 @@ transport_stop(struct transport *transport, uint64_t leg)
 
 void
 transport_expect(struct transport *transport, uint64_t leg, const struct th_ticket *ticket,
-	struct xfer_part *part)
+	struct xfer_part *part, unsigned flags)
 {
 	struct command *command = new_command(COMMAND_EXPECT, leg);
-	command->leg_out = leg_out_new(transport, leg, ticket, part);
+	command->leg_out = leg_out_new(transport, leg, ticket, part, flags);
 	send_command(transport, command);
 }
 

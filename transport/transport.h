@@ -61,6 +61,14 @@ struct transport_config {
 	/* Congestion control of all connections; borrowed for the call. NULL: cubic where there is
 	 * one. Empty: the host's own. Another that the kernel has not is a failure to open. */
 	const char *congestion;
+	/* Of legs from and to another datacenter (TRANSPORT_FAR). */
+	struct transport_far {
+		/* Of what this agent sends. NULL: bbr where there is one. Otherwise as above, and
+		 * what is missing or empty means the same as near. */
+		const char *congestion;
+		uint32_t connections; /* as above; 0 = as many as a leg may have */
+		uint64_t limit;       /* bytes a second that all of them read by TCP; 0: no cap */
+	} far;
 	/* Bytes a second of chunks that leave, in all and to one peer's address; 0: no cap. */
 	uint64_t rate_out, rate_out_peer;
 	enum transport_sendfile sendfile;
@@ -71,6 +79,7 @@ struct transport_config {
 enum transport_flag {                    /* of a leg */
 	TRANSPORT_REQUIRE_RDMA = 1 << 0, /* without RDMA it fails: TH_E_NO_PATH, and why */
 	TRANSPORT_NO_RDMA = 1 << 1,
+	TRANSPORT_FAR = 1 << 2, /* the other end is in another datacenter */
 };
 
 enum transport_event_kind {
@@ -180,9 +189,10 @@ int transport_copy(struct transport *transport, uint64_t leg, struct xfer_part *
 void transport_stop(struct transport *transport, uint64_t leg);
 
 /* The source's side. */
-/* Who presents the ticket reads the part, which is retained until ENDED. Good for one. */
+/* Who presents the ticket reads the part, which is retained until ENDED. Good for one. flags: FAR
+ * or none. */
 void transport_expect(struct transport *transport, uint64_t leg, const struct th_ticket *ticket,
-	struct xfer_part *part);
+	struct xfer_part *part, unsigned flags);
 /* Who waits with this ticket is told that nothing comes of it, and why. Nobody: nothing. */
 void transport_refuse(
 	struct transport *transport, const struct th_ticket *ticket, int code, const char *text);

@@ -31,17 +31,19 @@
 
 #define MOVERS_MAX 16u
 #define CONNECTIONS_MAX 16u /* of one leg */
-#define WINDOW_MAX                                                                                 \
-	16u                /* chunks asked for and not come, of one connection: a peer with more   \
-			    * breaks the protocol */
-#define WINDOW 4u          /* what we ask for ourselves: 4 x 4 MiB cover 25 GB/s x 0.6 ms */
-#define STRANGERS_MAX 128u /* connections that have not shown a ticket or key yet */
-#define ASKED_MAX 512u     /* tickets that wait for their grant */
-#define ASKED_BY_ONE 128u  /* of those, as many that one address has presented */
-#define PEER_BYTES 64u     /* "[v6 address%scope]:port" */
+/* Chunks asked for and not come, of one connection: a peer with more breaks the protocol. */
+#define WINDOW_MAX 16u
+/* What we ask for ourselves: 4 x 4 MiB cover 25 GB/s x 0.6 ms. Of a far source it is the most: with
+ * 16 connections that covers 25 GB/s x 30 ms. */
+#define WINDOW 4u
+#define STRANGERS_MAX 128u   /* connections that have not shown a ticket or key yet */
+#define ASKED_MAX 512u       /* tickets that wait for their grant */
+#define ASKED_BY_ONE 128u    /* of those, as many that one address has presented */
+#define PEER_BYTES 64u       /* "[v6 address%scope]:port" */
 #define CONGESTION_BYTES 16u /* of a name, as the kernel has it */
 #define CONNECT_NS INT64_C(2000000000)
 
+struct capped;
 struct hasher;
 struct local;
 struct block_copies;
@@ -55,11 +57,12 @@ LIST_HEAD(legs_out, leg_out);
 TAILQ_HEAD(strangers, stranger);
 
 struct transport {
-	struct transport_config config;    /* immutable */
-	char address[TH_ADDRESS_MAX + 1];  /* immutable */
-	char engine_why[128];              /* immutable */
-	bool uring;                        /* immutable */
-	char congestion[CONGESTION_BYTES]; /* immutable; empty: the host's own */
+	struct transport_config config;        /* immutable */
+	char address[TH_ADDRESS_MAX + 1];      /* immutable */
+	char engine_why[128];                  /* immutable */
+	bool uring;                            /* immutable */
+	char congestion[CONGESTION_BYTES];     /* immutable; empty: the host's own */
+	char far_congestion[CONGESTION_BYTES]; /* immutable; empty: as near */
 	struct events events;
 	struct transport_counters counters; /* each field atomic */
 	struct loop *acceptor;
@@ -83,6 +86,7 @@ struct transport {
 	struct tickets tickets;     /* of all legs out, and of the other strangers */
 	uint32_t next_mover;
 	struct legs_in legs_in;
+	struct capped *capped;    /* owns: the cap on what far legs read; NULL: none */
 	struct legs_out legs_out; /* whose reader has come; those who have not are in tickets */
 	bool closing;
 	bool halted;  /* the shell's thread's */
@@ -137,6 +141,8 @@ TH_MUST_USE int socket_connect(
 	const struct sockaddr_storage *address, socklen_t bytes, const struct transport *transport);
 /* 0 or -errno: whether the kernel has it for this process; loads it where it may. */
 TH_MUST_USE int socket_check_congestion(const char *congestion);
+/* Of what is sent. */
+void socket_set_congestion(int fd, const char *congestion);
 /* Bytes a second of what is sent; UINT64_MAX: no limit. */
 void socket_pace(int fd, uint64_t rate);
 /* Whether the peer has our own address. */
@@ -145,6 +151,12 @@ void socket_name(const struct sockaddr_storage *address, char ret_name[PEER_BYTE
 
 /* The connections that send have come or gone: their shares of the caps. Acceptor. */
 void pacing_divide(struct transport *transport);
+
+/* The cap on what far legs read (capped.c). NULL: none. */
+struct capped *capped_new(uint64_t limit);
+void capped_free(struct capped *capped);
+/* Whoever may ask by now is told. When to call again. Acceptor. */
+int64_t capped_tick(struct capped *capped, int64_t now_ns);
 
 /* ---- copies and hashing (their own threads) ----------------------------------------------- */
 

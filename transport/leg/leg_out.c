@@ -487,11 +487,12 @@ run_changed(struct loop_task *task)
 
 struct leg_out *
 leg_out_new(struct transport *transport, uint64_t id, const struct th_ticket *ticket,
-	struct xfer_part *part)
+	struct xfer_part *part, unsigned flags)
 {
 	struct leg_out *leg = th_calloc(1, sizeof(*leg));
 	leg->transport = transport;
 	leg->id = id;
+	leg->flags = flags;
 	leg->grant.ticket = *ticket;
 	leg->part = xfer_part_retain(part);
 	leg->verify = xfer_part_verify(part);

@@ -34,6 +34,7 @@ struct leg_out {
 	uint64_t id;
 	struct xfer_part *part; /* owns: a reference, until the last event */
 	bool verify;
+	unsigned flags; /* enum transport_flag: FAR or none */
 	/* Immutable once it is SERVING. */
 	uint64_t reader_leg;
 	bool same_host; /* the reader has our own address */
@@ -72,7 +73,7 @@ struct leg_out {
 
 /* The shell's thread makes it; then it is the acceptor's, and costs little until it starts. */
 struct leg_out *leg_out_new(struct transport *transport, uint64_t id,
-	const struct th_ticket *ticket, struct xfer_part *part);
+	const struct th_ticket *ticket, struct xfer_part *part, unsigned flags);
 /* Its reader is here. fd -1: he was, and the leg ends at once. hello_flags: enum frame_flag. */
 void leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_flags);
 /* Also of one that is expected: then nobody can start it any more. */

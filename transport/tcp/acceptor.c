@@ -372,7 +372,7 @@ acceptor_tick(void *arg, int64_t now_ns)
 		transport->door_ns = INT64_MAX;
 		stream_listen(&transport->door, true);
 	}
-	int64_t next_ns = transport->door_ns;
+	int64_t next_ns = th_min_i64(transport->door_ns, capped_tick(transport->capped, now_ns));
 	/* All have the same time: the oldest is the first. */
 	struct stranger *stranger;
 	while ((stranger = TAILQ_FIRST(&transport->strangers)) != NULL) {

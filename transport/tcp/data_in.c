@@ -58,7 +58,7 @@ ask_limit(const struct data_in *conn)
 	uint32_t has = __atomic_load_n(&conn->leg->source_prefix, __ATOMIC_RELAXED);
 	if (conn->leads || has == xfer_part_table(conn->leg->part)->num_chunks)
 		return UINT32_MAX;
-	return has < WINDOW ? 0 : has - WINDOW;
+	return has < conn->window_most ? 0 : has - conn->window_most;
 }
 
 /* Does the part have the bytes of this chunk already? */
@@ -103,15 +103,20 @@ data_in_ask(struct data_in *conn)
 {
 	uint32_t limit = ask_limit(conn), chunk, reused = 0;
 	bool moving = tcp_state(conn) == TCP_IN_MOVING;
-	while (moving && conn->num_asked < conn->window &&
-		chunk_ledger_take(&conn->leg->ledger, limit, &chunk)) {
+	while (moving && conn->num_asked < conn->window && capped_may_ask(conn)) {
+		if (!chunk_ledger_take(&conn->leg->ledger, limit, &chunk)) {
+			capped_asked(conn, 0);
+			break;
+		}
 		if (reuse(conn, chunk)) {
 			if (++reused < REUSED_AT_ONCE)
 				continue;
 			loop_post(conn->loop, &conn->kick_task);
 			break;
 		}
+		capped_asked(conn, chunk_bytes(xfer_part_table(conn->leg->part), chunk));
 		conn->asked[(conn->asked_head + conn->num_asked++) % WINDOW_MAX] = chunk;
+		__atomic_store_n(&conn->owed, conn->num_asked, __ATOMIC_RELAXED);
 		struct frame frame = {
 			.kind = FRAME_READ, .leg = conn->leg->id, .first = chunk, .count = 1};
 		data_in_put(conn, &frame, NULL);
@@ -412,7 +417,7 @@ data_in_begin_chunk(struct data_in *conn)
 	xfer_cursor_init(&conn->cursor, leg->part, frame.first);
 	xfer_part_map_chunk(leg->part, frame.first);
 	digest_init(&conn->digest);
-	if (conn->window < WINDOW) {
+	if (conn->window < conn->window_most) {
 		conn->window++;
 		data_in_ask(conn);
 	}
@@ -427,6 +432,7 @@ end_chunk(struct data_in *conn)
 	conn->in_body = false;
 	conn->asked_head = (conn->asked_head + 1) % WINDOW_MAX;
 	conn->num_asked--;
+	__atomic_store_n(&conn->owed, conn->num_asked, __ATOMIC_RELAXED);
 	if (conn->ferry)
 		return 0; /* it has arrived when its last block is written */
 	struct th_hash digest = {0};
@@ -583,6 +589,8 @@ data_in_new(struct tcp_in *tcp, struct loop *loop, bool leads)
 	conn->loop = loop;
 	conn->leads = leads;
 	conn->window = 1;
+	conn->window_most = (tcp->leg->flags & TRANSPORT_FAR) ? WINDOW_MAX : WINDOW;
+	capped_init(conn);
 	conn->open_task.run = data_in_run_open;
 	conn->kick_task.run = data_in_run_kick;
 	conn->close_task.run = data_in_run_close;

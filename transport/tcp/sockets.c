@@ -24,10 +24,17 @@ set_option(int fd, int level, int option, int value)
 }
 
 static int
-sockets_set_congestion(int fd, const char *name)
+try_congestion(int fd, const char *name)
 {
 	int rc = setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name));
 	return rc < 0 ? -errno : 0;
+}
+
+void
+socket_set_congestion(int fd, const char *congestion)
+{
+	if (congestion[0] != '\0')
+		(void)try_congestion(fd, congestion); /* not there: what it has */
 }
 
 int
@@ -36,7 +43,7 @@ socket_check_congestion(const char *congestion)
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return -errno;
-	int rc = sockets_set_congestion(fd, congestion);
+	int rc = try_congestion(fd, congestion);
 	th_fd_close(&fd);
 	return rc;
 }
@@ -70,11 +77,9 @@ set_patience(int fd, int64_t dead_ns)
 void
 socket_prepare(int fd, const struct transport *transport)
 {
-	const char *congestion = transport->congestion;
 	/* No SO_RCVBUF: it would switch the kernel's own tuning off. The congestion control is set,
 	 * not inherited: the host's default may be one that is slow inside a datacenter. */
-	if (congestion[0] != '\0')
-		(void)sockets_set_congestion(fd, congestion); /* not there: the host's default */
+	socket_set_congestion(fd, transport->congestion);
 	set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
 	set_patience(fd, transport->config.dead_ns);
 }

@@ -39,18 +39,27 @@ struct data_in {
 	struct loop_task open_task, kick_task, close_task;  /* acceptor -> mover */
 	struct loop_task settle_task;                       /* mover -> mover, the last there */
 	struct loop_task broken_task, idle_task, gone_task; /* mover -> acceptor */
-	bool retired; /* the acceptor's: close_task is posted, before the leg ends */
-	bool reset;   /* written before close_task is posted */
-	int code;     /* written before broken_task is posted */
-	bool own;     /* likewise: it was our own memory that failed */
-	bool held;    /* atomic: it takes no more before our own memory has taken what came */
+	bool retired;  /* the acceptor's: close_task is posted, before the leg ends */
+	bool reset;    /* written before close_task is posted */
+	int code;      /* written before broken_task is posted */
+	bool own;      /* likewise: it was our own memory that failed */
+	bool held;     /* atomic: it takes no more before our own memory has taken what came */
+	uint32_t owed; /* atomic: as num_asked */
+	/* Of a leg under the cap: see capped.c. */
+	struct loop_task leave_task, return_task; /* mover -> acceptor */
+	TAILQ_ENTRY(data_in) waiting;             /* acceptor, while queued */
+	bool queued;
+	bool leave;        /* atomic: the acceptor gives it, the mover takes it */
+	uint32_t returned; /* atomic: bytes of leaves that were not needed */
 	/* Mover. */
 	/* Of a part that is not direct: what came goes through blocks. */
 	struct ferry *ferry; /* owns */
 	struct loop_task ferry_task;
 	struct ferry_block *filling; /* owns */
 	bool watching, closing;
-	uint32_t window; /* chunks to keep asked for; grows to WINDOW so that chunks interleave */
+	/* Chunks to keep asked for; it grows to the most, so that chunks interleave. */
+	uint32_t window, window_most;
+	bool asks_leave; /* of the acceptor, and has not used it */
 	uint32_t asked[WINDOW_MAX], asked_head, num_asked; /* in the order asked */
 	uint8_t header[FRAME_BYTES];
 	uint32_t have;
@@ -67,6 +76,14 @@ struct data_in {
 
 /* Acceptor: a new connection of the leg, on some mover. leads: see ask_limit(). */
 struct data_in *data_in_new(struct tcp_in *tcp, struct loop *loop, bool leads);
+
+/* Mover: the next chunk may be asked for. False: not yet, the connection is kicked then. */
+bool capped_may_ask(struct data_in *conn);
+/* Mover: it was, and has so many bytes; 0: there is none to ask for. */
+void capped_asked(struct data_in *conn, uint32_t bytes);
+void capped_init(struct data_in *conn);
+/* Acceptor: it asks for nothing more, and will be closed or is. */
+void capped_forget(struct data_in *conn);
 
 /* ---- source --------------------------------------------------------------------------------- */
 

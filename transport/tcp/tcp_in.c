@@ -28,7 +28,9 @@ add_conns(struct tcp_in *tcp)
 	struct leg_in *leg = tcp->leg;
 	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
 	uint32_t missing = num_chunks - xfer_part_prefix(leg->part);
-	uint32_t wanted = leg->transport->config.connections, there = 0;
+	const struct transport_config *config = &leg->transport->config;
+	bool far = (leg->flags & TRANSPORT_FAR) != 0;
+	uint32_t wanted = far ? config->far.connections : config->connections, there = 0;
 	bool leads = true;
 	/* Those that went when another path came may still count at the source when they come
 	 * back. */
@@ -61,6 +63,7 @@ tcp_in_conn_gone(struct tcp_in *tcp, struct data_in *conn)
 	while (tcp->conns[i] != conn)
 		i++;
 	tcp->conns[i] = tcp->conns[--tcp->num_conns];
+	capped_forget(conn);
 	free(conn);
 	if (tcp->state == TCP_IN_MOVING)
 		add_conns(tcp); /* there was no room for as many as are wanted */
@@ -74,6 +77,7 @@ tcp_in_conn_idle(struct tcp_in *tcp, struct data_in *conn)
 	if (conn->retired || tcp->state != TCP_IN_RETIRING)
 		return;
 	conn->retired = true;
+	capped_forget(conn);
 	loop_post(conn->loop, &conn->close_task);
 }
 
@@ -130,15 +134,20 @@ tcp_in_grew(struct leg_in_path *path)
 	}
 }
 
-/* What our own memory has not taken yet cannot be sent by the source either. */
+/* What our own memory has not taken yet cannot be sent by the source either, nor what it was not
+ * asked for because of our own cap. */
 static bool
 tcp_in_excuses(struct leg_in_path *path)
 {
 	const struct tcp_in *tcp = tcp_in_tcp_of(path);
-	bool held = false;
-	for (uint32_t i = 0; i < tcp->num_conns; i++)
-		held = held || __atomic_load_n(&tcp->conns[i]->held, __ATOMIC_RELAXED);
-	return held;
+	bool held = false, capped = false, owed = false;
+	for (uint32_t i = 0; i < tcp->num_conns; i++) {
+		const struct data_in *conn = tcp->conns[i];
+		held = held || __atomic_load_n(&conn->held, __ATOMIC_RELAXED);
+		owed = owed || __atomic_load_n(&conn->owed, __ATOMIC_RELAXED) > 0;
+		capped = capped || conn->queued;
+	}
+	return held || (capped && !owed);
 }
 
 static bool
@@ -157,6 +166,7 @@ tcp_in_close_path(struct leg_in_path *path, bool done)
 		if (conn->retired)
 			continue;
 		conn->reset = !done;
+		capped_forget(conn);
 		loop_post(conn->loop, &conn->close_task);
 	}
 }

@@ -51,6 +51,8 @@ tcp_out_join(struct tcp_out *tcp, int fd)
 		leg_out_fail(tcp->leg, "the reader opened too many connections");
 		return;
 	}
+	if (tcp->leg->flags & TRANSPORT_FAR)
+		socket_set_congestion(fd, transport->far_congestion);
 	struct data_out *conn = data_out_new(tcp, acceptor_next_mover(transport), fd);
 	pthread_mutex_lock(&tcp->lock);
 	tcp->conns[tcp->num_conns++] = conn;

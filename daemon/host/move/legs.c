@@ -397,7 +397,7 @@ legs_expect(struct host *host, const struct agent_action *action)
 	leg->out = true;
 	leg->source = action->session;
 	leg->source_gen = action->u.leg.gen;
-	transport_expect(host->transport, leg->leg, ticket, part);
+	transport_expect(host->transport, leg->leg, ticket, part, 0);
 }
 
 void

@@ -402,6 +402,7 @@ rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 		.rate_out = rig->rate_out,
 		.rate_out_peer = rig->rate_out_peer,
 		.congestion = rig->congestion,
+		.far = rig->far,
 		.engine = engine(),
 		.sendfile = rig_with_files ? TRANSPORT_SENDFILE_YES : rig->sendfile,
 		.agent_inc = rig->num_agents};
@@ -468,7 +469,7 @@ void
 rig_offer(struct rig_agent *agent, uint64_t leg, struct xfer_part *part)
 {
 	struct th_ticket ticket = rig_ticket(leg);
-	transport_expect(agent->transport, leg, &ticket, part);
+	transport_expect(agent->transport, leg, &ticket, part, agent->far ? TRANSPORT_FAR : 0);
 }
 
 void
@@ -478,7 +479,9 @@ rig_pull(struct rig_agent *source, struct rig_agent *reader, uint64_t leg, struc
 	struct th_ticket ticket = rig_ticket(leg);
 	rig_offer(source, leg, from);
 	int rc = transport_pull(reader->transport, leg, transport_address(source->transport),
-		&ticket, to, reader->require_rdma ? TRANSPORT_REQUIRE_RDMA : 0);
+		&ticket, to,
+		(reader->require_rdma ? TRANSPORT_REQUIRE_RDMA : 0) |
+			(reader->far ? TRANSPORT_FAR : 0u));
 	TH_ASSERT(rc == 0);
 }
 

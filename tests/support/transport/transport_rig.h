@@ -58,6 +58,7 @@ struct rig_agent {
 	struct rig_shard *shards[RIG_SHARDS_MAX]; /* borrows: registered here */
 	uint32_t num_shards;
 	bool require_rdma; /* of legs that it pulls */
+	bool far;          /* likewise: from another datacenter; set at both ends */
 };
 
 struct rig {
@@ -67,6 +68,7 @@ struct rig {
 	int64_t dead_ns;
 	uint64_t rate_out, rate_out_peer;
 	const char *congestion;
+	struct transport_far far;
 	enum transport_sendfile sendfile; /* rig_with_files: YES */
 	uint32_t num_rails;               /* fake devices of each; 0: no RDMA */
 	uint64_t mr_bytes_max;            /* of those; 0: no limit */
