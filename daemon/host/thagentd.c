@@ -158,6 +158,10 @@ open_transport(struct host *host, struct th_err *err)
 		.hello_ns = HELLO_NS,
 		.agent_inc = host->agent_inc,
 		.congestion = options->congestion[0] != '\0' ? options->congestion : NULL,
+		.far = {.congestion =
+				options->far_congestion[0] != '\0' ? options->far_congestion : NULL,
+			.connections = options->far_connections,
+			.limit = options->far_limit},
 		.rate_out = options->rate_out,
 		.rate_out_peer = options->rate_out_peer,
 		.engine = options->io_uring ? TRANSPORT_ENGINE_URING : TRANSPORT_ENGINE_AUTO,

@@ -552,6 +552,13 @@ class Hosts:
         if p.returncode:
             raise Skip(f"tc tbf: {p.stderr.strip()}")
 
+    def delay(self, i, time):
+        """What arrives at host i takes so much longer, e.g. '15ms'. False: this kernel has no
+        netem, and nothing is delayed."""
+        argv = ["tc", "-n", self.switch, "qdisc", "replace", "dev", f"p{i}", "root", "netem"]
+        p = subprocess.run([*argv, "delay", time, "limit", "100000"], capture_output=True)
+        return p.returncode == 0
+
     def cut(self, i, up=False):
         """The link of host i goes down, or up again: what is sent is lost, nobody is told."""
         self._ip("-n", self.switch, "link", "set", f"p{i}", "up" if up else "down")

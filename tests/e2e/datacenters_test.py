@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two datacenters and a slow link between them: a version comes over it once, and only the replica
-that fetches it stands still meanwhile, also when all of them ask in the same instant."""
+that fetches it stands still meanwhile, also when all of them ask in the same instant. Between the
+two a transfer has connections, a congestion control and a cap of its own, and RDMA is not tried."""
 
-from cluster import Hosts, cluster, main, wait_for
+import json
+import subprocess
+import time
+
+from cluster import LONG, Hosts, cluster, main, wait_for
 
 SIZE = 32 << 20
 SLOW = "80mbit"
 FAST = "4gbit"
 READERS = range(1, 5)
-ROUNDS = 5
+ROUNDS = 200 if LONG else 5
+CHUNK = 4 << 20
+LIMIT = 20 * 10**6
+CONNECTIONS = 6
 
 
 def a_burst_of_updates():
@@ -62,5 +70,77 @@ def a_round(hosts, trainer, readers, version):
         assert reader.call("digest") == want, reader.label
 
 
+def served_by(hosts, i):
+    """The congestion control of each connection to the data port of the agent on host i."""
+    argv = [*hosts.prefix(i), "ss", "-tinHO", "state", "established", "sport", "=", ":7071"]
+    lines = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    known = ("cubic", "reno", "bbr")
+    return sorted(word for line in lines for word in line.split() if word in known)
+
+
+def transfer_to(c, node):
+    rows = json.loads(c.thctl("-o", "json", "ls", "transfers", agent=node).stdout)["transfers"]
+    return next((row for row in rows if row["reader_node"] == node and row["path"]), None)
+
+
+def counter(c, node, name):
+    counters = json.loads(c.thctl("-o", "json", "status", agent=node).stdout)["counters"]
+    return next(row["value"] for row in counters if row["name"] == name)
+
+
+def a_transfer_between_datacenters_has_its_own_policy():
+    """Of host 0 reads a host near, then one far away. The near one is slowed by its link."""
+    with cluster(server=False) as c:
+        hosts = Hosts(c, 4)
+        delayed = hosts.delay(0, "15ms") and hosts.delay(2, "15ms")
+        print(f"  a round trip between the two {'takes 30 ms' if delayed else 'is not delayed'}")
+        c.start_server(listen=f"tcp://{hosts.address(3)}:0", prefix=hosts.prefix(3))
+        options = ("far.congestion=reno", f"far.connections={CONNECTIONS}", f"far.limit={LIMIT}")
+        args = [word for option in options for word in ("-o", option)]
+        for i, where in enumerate(("home", "home", "far")):
+            c.agent(
+                f"host{i}",
+                prefix=hosts.prefix(i),
+                data=f"{hosts.address(i)}:7071",
+                args=("-D", where, *args),
+            )
+        workers = [c.worker(f"worker{i}", f"host{i}") for i in range(3)]
+        for i, worker in enumerate(workers):
+            worker.setup(SIZE, model="m", replica=f"r{i}")
+        want = workers[0].call("fill", seed=1)
+        workers[0].call("publish", version=1)
+
+        hosts.limit(1, SLOW)
+        call = workers[1].start("replicate", version="1")
+        near = wait_for(lambda: transfer_to(c, "host1"), 30, "the near one moves")
+        assert near["path"] == "tcp" and near["why"] is None, near
+        assert set(served_by(hosts, 0)) == {"cubic"}, served_by(hosts, 0)
+        hosts.limit(1, FAST)
+        workers[1].finish(call, 60)
+        workers[1].call("unpublish")
+        wait_for(lambda: not served_by(hosts, 0), 30, "its connections end")
+
+        begin = time.monotonic()
+        call = workers[2].start("replicate", version="1")
+        # One more is the control connection.
+        mine = ["cubic", *["reno"] * CONNECTIONS]
+        wait_for(lambda: served_by(hosts, 0) == mine, 30, "as many as far.connections, of reno")
+        row = wait_for(lambda: transfer_to(c, "host2"), 30, "the far one moves")
+        result = workers[2].finish(call, 60)
+        took = time.monotonic() - begin
+        assert row["path"] == "tcp", row
+        assert row["why"] == "the source is in another datacenter", row
+        assert result["transport"] == "tcp" and result["source"] == "r0", result
+        assert workers[2].call("digest") == want
+        # What the bucket holds, and the chunk that empties it, go at once.
+        least = (SIZE - CHUNK - LIMIT // 20) / LIMIT
+        print(f"  {SIZE / took / 1e6:.1f} MB/s where the cap is {LIMIT / 1e6:.0f}")
+        assert took >= least, (took, least)
+        assert counter(c, "host2", "rdma_fallbacks") == 0
+        log = c.agents["host2"].tail(400)
+        assert 'why="the source is in another datacenter"' in log, log
+        assert " warn leg" not in log and " fallback=" not in log, log
+
+
 if __name__ == "__main__":
-    main(a_burst_of_updates)
+    main(a_burst_of_updates, a_transfer_between_datacenters_has_its_own_policy)

@@ -283,6 +283,20 @@ def without_rails_it_goes_on_by_tcp_and_says_why():
         assert "RDMA" in e.text, e.text
 
 
+def another_datacenter_is_read_by_tcp_unless_the_operator_says_so():
+    far = ("datacenter=far",)
+    with bed.case("far", 3, options={1: far, 2: (*far, "far.transport=auto")}):
+        bed.publish()
+        for h, transport in ((1, "tcp"), (2, "rdma")):
+            bed.prepare(h)
+            bed.begin(h)
+            result = bed.finish(h)
+            assert result["transport"] == transport and result["source"] == "r0", (result, h)
+            bed.ask(h, "unpublish", name=bed.name)
+        assert 'why="the source is in another datacenter"' in bed.log(1), bed.log(1)
+        assert "does without RDMA" not in bed.log(1) and "fallback=" not in bed.log(1), bed.log(1)
+
+
 def the_source_agent_is_killed():
     with bed.case("kill", 3):
         bed.publish()
@@ -340,6 +354,7 @@ if __name__ == "__main__":
                 a_third_reads_from_the_second_while_that_one_reads,
                 one_of_two_rails_fails_half_way,
                 without_rails_it_goes_on_by_tcp_and_says_why,
+                another_datacenter_is_read_by_tcp_unless_the_operator_says_so,
                 the_source_agent_is_killed,
                 the_reader_agent_is_killed,
                 paths_test.every_place_says_the_same,

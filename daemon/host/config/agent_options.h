@@ -22,6 +22,8 @@
 #define OPTIONS_GROUP_BYTES 64
 #define OPTIONS_NAME_BYTES 16 /* of a congestion control, as the kernel has it */
 
+enum options_far { OPTIONS_FAR_TCP, OPTIONS_FAR_RDMA, OPTIONS_FAR_AUTO /* as near */ };
+
 struct options {
 	char servers_text[OPTIONS_TEXT_BYTES]; /* as given; NULs where the commas were            */
 	const char *servers[OPTIONS_SERVERS_MAX];
@@ -49,7 +51,12 @@ struct options {
 	uint64_t offload_limit; /* memory for copies of others; UINT64_MAX: half of what is free  */
 	uint32_t movers, connections; /* 0: chosen                                              */
 	char congestion[OPTIONS_NAME_BYTES]; /* of TCP; empty: cubic where there is one          */
-	uint64_t rate_out, rate_out_peer;    /* bytes a second; 0: no cap                        */
+	/* Of transfers between datacenters. */
+	enum options_far far_transport;
+	char far_congestion[OPTIONS_NAME_BYTES]; /* empty: bbr where there is one                 */
+	uint32_t far_connections;                /* 0: as many as one may have                    */
+	uint64_t far_limit;                      /* bytes a second that come; 0: no cap           */
+	uint64_t rate_out, rate_out_peer; /* bytes a second; 0: no cap                        */
 	uint32_t hash_threads;       /* 0: chosen                                              */
 	bool io_uring;               /* if it is to be had                               */
 	bool sendfile_set, sendfile; /* set: not by itself                               */

@@ -249,7 +249,7 @@ set_sendfile(struct options *options, const char *key, const char *value, struct
 /* Whether the kernel has it is asked at the start. */
 static int
 options_set_congestion(
-	struct options *options, const char *key, const char *value, struct th_err *err)
+	char field[OPTIONS_NAME_BYTES], const char *key, const char *value, struct th_err *err)
 {
 	size_t length = strlen(value);
 	bool plain = strspn(value, "abcdefghijklmnopqrstuvwxyz0123456789_-") == length;
@@ -257,8 +257,24 @@ options_set_congestion(
 		return th_fail(err, TH_E_INVALID,
 			"%s: \"%s\" is no name of a congestion control (write cubic, bbr)", key,
 			value);
-	snprintf(options->congestion, sizeof(options->congestion), "%s", value);
+	snprintf(field, OPTIONS_NAME_BYTES, "%s", value);
 	return 0;
+}
+
+static int
+set_far_transport(enum options_far *field, const char *key, const char *value, struct th_err *err)
+{
+	static const char *const names[] = {[OPTIONS_FAR_TCP] = "tcp",
+		[OPTIONS_FAR_RDMA] = "rdma",
+		[OPTIONS_FAR_AUTO] = "auto"};
+	for (uint32_t i = 0; i < TH_ARRAY_LEN(names); i++) {
+		if (strcmp(value, names[i]) == 0) {
+			*field = (enum options_far)i;
+			return 0;
+		}
+	}
+	return th_fail(
+		err, TH_E_INVALID, "%s: \"%s\" is neither auto nor tcp nor rdma", key, value);
 }
 
 static int
@@ -330,6 +346,10 @@ const char *const options_keys[] = {
 	"tcp.engine",
 	"tcp.sendfile",
 	"tcp.timeout",
+	"far.transport",
+	"far.congestion",
+	"far.connections",
+	"far.limit",
 	"rate.out",
 	"rate.out.peer",
 	"drain.timeout",
@@ -395,13 +415,21 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("gpu") || strncmp(key, "gpu.", 4) == 0)
 		return options_gpu_set(&o->gpu, key, value, err);
 	if (IS("tcp.congestion"))
-		return options_set_congestion(o, key, value, err);
+		return options_set_congestion(o->congestion, key, value, err);
 	if (IS("tcp.engine"))
 		return set_engine(o, key, value, err);
 	if (IS("tcp.sendfile"))
 		return set_sendfile(o, key, value, err);
 	if (IS("tcp.timeout"))
 		return config_duration(&o->dead_ns, 1000000000, key, value, err);
+	if (IS("far.transport"))
+		return set_far_transport(&o->far_transport, key, value, err);
+	if (IS("far.congestion"))
+		return options_set_congestion(o->far_congestion, key, value, err);
+	if (IS("far.connections"))
+		return config_number(&o->far_connections, 0, 16, key, value, err);
+	if (IS("far.limit"))
+		return set_rate(&o->far_limit, key, value, err);
 	if (IS("rate.out"))
 		return set_rate(&o->rate_out, key, value, err);
 	if (IS("rate.out.peer"))
@@ -429,5 +457,10 @@ options_check(const struct options *options, struct th_err *err)
 		return th_fail(err, TH_E_INVALID,
 			"rdma=on, and --transport leaves rdma out; name it there, or say "
 			"rdma=auto");
+	if (options->far_transport == OPTIONS_FAR_RDMA && !options->transport_rdma)
+		return th_fail(err, TH_E_INVALID,
+			"far.transport=rdma, and --transport leaves rdma out; name it there, or "
+			"say "
+			"far.transport=tcp");
 	return options_rdma_check(&options->rdma, err);
 }

@@ -11,6 +11,7 @@
 
 #include "daemon/host/host.h"
 #include "daemon/host/move/shared_parts.h"
+#include "daemon/host/move/way.h"
 #include "daemon/host/worker/ring_channel.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
@@ -31,10 +32,10 @@ struct leg {
 	uint64_t session;
 	uint64_t source, source_gen; /* whose part is read; 0: not one of this agent */
 	struct xfer_part *xfer;      /* owns: a reference */
+	unsigned flags;              /* enum transport_flag */
 	int64_t start_ns;
 	uint64_t start_bytes; /* of the part that were there at the start */
 	/* Of a leg in: */
-	unsigned flags;           /* enum transport_flag */
 	uint64_t source_sid, gen; /* of the grant, and of the part that it fills */
 	struct ctl_path path;     /* how its bytes go, once that is known; the last beat's rate */
 	char peer[TH_CTL_TEXT_BYTES]; /* where they come from */
@@ -70,7 +71,7 @@ legs_drop(struct host *host, struct leg *leg)
 	free(leg);
 }
 
-/* Nothing may come by TCP. */
+/* By its handle. */
 static bool
 is_required(struct host *host, uint64_t id)
 {
@@ -132,18 +133,15 @@ show_progress(struct host *host, const struct leg *leg)
 
 /* To another host. What is not allowed at all was refused before (way_there). */
 static void
-legs_choose_way(struct host *host, struct leg *leg)
+legs_choose_way(struct host *host, struct leg *leg, bool far)
 {
-	bool rdma = fabric_why_not(host) == NULL;
-	if (rdma && (is_required(host, leg->session) || !host->options.transport_tcp)) {
-		leg->flags = TRANSPORT_REQUIRE_RDMA;
-	} else if (!rdma || host->options.transport_tcp_first) {
-		leg->flags = TRANSPORT_NO_RDMA;
+	const char *why;
+	leg->flags = way_choose(&host->options, fabric_why_not(host) == NULL,
+		is_required(host, leg->session), far, &why);
+	if (leg->flags & TRANSPORT_NO_RDMA)
 		snprintf(leg->path.name, sizeof(leg->path.name), "tcp");
-		if (rdma)
-			snprintf(leg->path.why, sizeof(leg->path.why),
-				"tcp stands before rdma in --transport");
-	}
+	if (why)
+		snprintf(leg->path.why, sizeof(leg->path.why), "%s", why);
 }
 
 static void
@@ -163,9 +161,12 @@ legs_begin(struct host *host, const struct agent_action *action, struct xfer_par
 		snprintf(leg->peer, sizeof(leg->peer),
 			" from=%.200s why=\"both shards are on this host\"", grant->source_replica);
 	} else {
-		legs_choose_way(host, leg);
-		snprintf(leg->peer, sizeof(leg->peer), " from=%.160s node=%.160s address=%s",
-			grant->source_replica, grant->source_node, grant->source_address);
+		legs_choose_way(host, leg, grant->far);
+		bool why = leg->path.why[0] != '\0';
+		snprintf(leg->peer, sizeof(leg->peer),
+			" from=%.160s node=%.160s address=%.80s%s%.64s%s", grant->source_replica,
+			grant->source_node, grant->source_address, why ? " why=\"" : "",
+			leg->path.why, why ? "\"" : "");
 	}
 	int rc = source ? transport_copy(host->transport, leg->leg, source, xfer)
 			: transport_pull(host->transport, leg->leg, grant->source_address,
@@ -216,21 +217,14 @@ fail_forbidden(struct host *host, const struct agent_action *action, const char 
 
 /* Whether a way to another host is allowed and there; why not. */
 static bool
-way_there(struct host *host, uint64_t id, char ret_text[TH_CTL_TEXT_BYTES])
+way_there(struct host *host, uint64_t id, bool far, char ret_text[TH_CTL_TEXT_BYTES])
 {
 	const char *why_not = fabric_why_not(host);
-	bool required = is_required(host, id);
-	if (!why_not || (host->options.transport_tcp && !required))
+	const char *no_tcp = way_why_no_tcp(&host->options, is_required(host, id), far);
+	if (!why_not || !no_tcp)
 		return true;
-	if (!required && !host->options.transport_rdma)
-		snprintf(ret_text, TH_CTL_TEXT_BYTES,
-			"the source is on another host, and tcp and rdma are left out of "
-			"--transport");
-	else
-		snprintf(ret_text, TH_CTL_TEXT_BYTES, "the source is on another host, %s, and %s",
-			required ? "this handle was opened with THC_REQUIRE_RDMA"
-				 : "tcp is left out of --transport",
-			why_not);
+	snprintf(ret_text, TH_CTL_TEXT_BYTES, "the source is on another host, %s, and %s", no_tcp,
+		why_not);
 	return false;
 }
 
@@ -241,7 +235,7 @@ legs_pull(struct host *host, const struct agent_action *action)
 	struct xfer_part *part = parts_find(host, action->session, action->u.leg.gen);
 	if (!part)
 		fail_at_once(host, action, TH_E_STATE, false, "the shard's memory is gone");
-	else if (!way_there(host, action->session, text))
+	else if (!way_there(host, action->session, action->u.leg.grant.far, text))
 		fail_forbidden(host, action, text);
 	else
 		legs_begin(host, action, part, NULL);
@@ -397,7 +391,8 @@ legs_expect(struct host *host, const struct agent_action *action)
 	leg->out = true;
 	leg->source = action->session;
 	leg->source_gen = action->u.leg.gen;
-	transport_expect(host->transport, leg->leg, ticket, part, 0);
+	leg->flags = action->u.leg.grant.far ? TRANSPORT_FAR : 0;
+	transport_expect(host->transport, leg->leg, ticket, part, leg->flags);
 }
 
 void

@@ -124,6 +124,25 @@ Test(daemon_options, transport__list__forbids_what_it_leaves_out)
 	cr_assert(options.transport_local && options.transport_tcp, "a refusal changes nothing");
 }
 
+Test(daemon_options, far__connections_and_transport)
+{
+	cr_assert_eq(options.far_connections, 0);
+	cr_assert_eq(set("far.connections", "16"), 0);
+	cr_assert_eq(options.far_connections, 16);
+	refused("far.connections", "17", "17");
+	cr_assert_eq(options.far_transport, OPTIONS_FAR_TCP);
+	cr_assert_eq(set("far.transport", "auto"), 0);
+	cr_assert_eq(options.far_transport, OPTIONS_FAR_AUTO);
+	refused("far.transport", "local", "neither auto nor tcp nor rdma");
+	cr_assert_eq(set("far.transport", "rdma"), 0);
+	cr_assert_eq(set("server", "tcp://a:1"), 0);
+	cr_assert_eq(set("node", "n"), 0);
+	cr_assert_eq(options_check(&options, &err), 0, "%s", err.text);
+	cr_assert_eq(set("transport", "local,tcp"), 0);
+	cr_assert_eq(options_check(&options, &err), TH_E_INVALID);
+	cr_assert(strstr(err.text, "far.transport=rdma"), "%s", err.text);
+}
+
 Test(daemon_options, later_features__refused_unless_they_change_nothing)
 {
 	refused("http", "0.0.0.0:80", "not built yet");
@@ -182,6 +201,13 @@ Test(daemon_options, rates_and_congestion__only_what_can_be)
 	refused("tcp.congestion", "abcdefghijklmnop", "abcdefghijklmnop");
 	cr_assert_eq(set("tcp.congestion", "bbr"), 0);
 	cr_assert_str_eq(options.congestion, "bbr");
+	refused("far.limit", "9999999", "10MB");
+	cr_assert_eq(set("far.limit", "500MB"), 0);
+	cr_assert_eq(options.far_limit, 500000000);
+	refused("far.congestion", "../bbr", "../bbr");
+	cr_assert_eq(set("far.congestion", "reno"), 0);
+	cr_assert_str_eq(options.far_congestion, "reno");
+	cr_assert_str_eq(options.congestion, "bbr", "it is another one");
 	refused("tcp.engine", "select", "io_uring");
 	cr_assert_eq(set("tcp.engine", "io_uring"), 0);
 	cr_assert(options.io_uring);
