@@ -245,7 +245,8 @@ event(struct agent_core *agent, const struct ctl_event *event)
 	case CTL_EV_RULES:
 		ac_alone_rules(agent, &event->u.rules);
 		break;
-	case CTL_EV_PING: /* the next POLL answers it */
+	case CTL_EV_READY: /* of members with flags that open() refuses */
+	case CTL_EV_PING:  /* the next POLL answers it */
 		break;
 	}
 }

@@ -267,8 +267,10 @@ struct ctl_poll {
 enum ctl_open_flags { /* as enum thc_open_flags */
 	CTL_OPEN_SPOT = 1u << 0,
 	CTL_OPEN_REQUIRE_RDMA = 1u << 1,
+	CTL_OPEN_SEED = 1u << 2, /* THC_OFFLOAD_SEED */
 	CTL_OPEN_NO_MEMORY_FD = 1u << 3,
 	CTL_OPEN_STAGED = 1u << 4,
+	CTL_OPEN_PREFETCH = 1u << 5,
 };
 
 struct ctl_open {
@@ -555,6 +557,7 @@ enum ctl_event_kind {
 	CTL_EV_PING,    /* nothing but its number: the POLL that acknowledges it is the answer */
 	CTL_EV_AT_RISK, /* a retained version that it holds or names may be lost, or is */
 	CTL_EV_RULES,   /* to who has a member of the model: what all retain of it */
+	CTL_EV_READY,   /* what update would install without the network, or that it is gone */
 };
 
 struct ctl_grant { /* one shard from one source: a leg */
@@ -581,8 +584,9 @@ struct ctl_ev_plan {
 struct ctl_ev_go {
 	uint64_t sid, op_seq;
 	struct ctl_grant grant;
-	struct th_hash attributes; /* of what is read: to be told to the next server; or none */
-	struct th_hash content;    /* of what is read, as its publisher says; none: not yet */
+	struct th_hash attributes;     /* of what is read: to be told to the next server; or none */
+	struct th_hash content;        /* of what is read, as its publisher says; none: not yet */
+	char reason[CTL_REASON_BYTES]; /* why the source is no better one; empty: none is better */
 };
 
 struct ctl_ev_reroute {
@@ -677,6 +681,15 @@ struct ctl_ev_rules {
 	char shared[TH_RETAIN_MAX + 1];
 };
 
+/*
+ * Only to a member that was opened with CTL_OPEN_SEED or CTL_OPEN_PREFETCH, for an agent that knows
+ * neither does not know this event.
+ */
+struct ctl_ev_ready {
+	uint64_t sid;
+	struct th_version version; /* none: there is none any more */
+};
+
 struct ctl_event {
 	enum ctl_event_kind kind;
 	uint64_t number; /* 1, 2, ... per agent */
@@ -696,6 +709,7 @@ struct ctl_event {
 		struct ctl_ev_close_refused close_refused;
 		struct ctl_ev_node node;
 		struct ctl_ev_rules rules;
+		struct ctl_ev_ready ready;
 	} u;
 };
 

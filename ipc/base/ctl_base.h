@@ -18,6 +18,7 @@
 #define TH_BLOB_BYTES_MAX (64u << 20)  /* of a whole manifest or attribute blob */
 #define TH_EVENTS_MAX 64               /* events in one POLL reply */
 #define TH_CTL_TEXT_BYTES 512          /* of a sentence */
+#define CTL_REASON_BYTES 128           /* of the reason in a result: thc_result.reason */
 #define TH_PROTOCOL_MIN 2u             /* range of the agent-server protocol this program speaks */
 #define TH_PROTOCOL_MAX 2u
 #define TH_NO_VERSION UINT64_MAX

@@ -104,6 +104,7 @@ out_reader(
 		message->go->grant = out_grant(arena, &event->u.go.grant);
 		message->go->attributes = convert_out_hash(arena, event->u.go.attributes);
 		message->go->content = convert_out_hash(arena, event->u.go.content);
+		message->go->reason = convert_out_text(event->u.go.reason);
 	} else {
 		message->body_case = EVENT(REROUTE);
 		message->reroute = convert_message(arena, &tensorhub__v1__ev_reroute__descriptor);
@@ -198,6 +199,7 @@ convert_out_event(struct convert_arena *arena, const struct ctl_event *event)
 	case CTL_EV_PING:
 	case CTL_EV_AT_RISK:
 	case CTL_EV_RULES:
+	case CTL_EV_READY:
 		convert_out_offload_event(arena, event, message);
 		break;
 	}
@@ -272,6 +274,7 @@ in_go(struct convert_in *in, const Tensorhub__V1__EvGo *body, struct ctl_ev_go *
 	in_grant(in, body->grant, &ret_go->grant);
 	convert_in_hash(in, "attributes", body->attributes, false, &ret_go->attributes);
 	convert_in_hash(in, "content", body->content, false, &ret_go->content);
+	convert_in_sentence(body->reason, sizeof(ret_go->reason), ret_go->reason);
 	ret_go->sid = body->sid;
 	ret_go->op_seq = body->op_seq;
 }

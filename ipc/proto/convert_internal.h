@@ -112,7 +112,7 @@ void convert_in_register(
 void convert_in_rejoin(
 	struct convert_in *in, const Tensorhub__V1__Rejoin *body, struct ctl_rejoin *ret_rejoin);
 
-/* RESERVE, RELEASE, CLOSE_REFUSED: convert_offload.c */
+/* RESERVE, RELEASE, CLOSE_REFUSED, PING, AT_RISK, RULES, READY: convert_offload.c */
 void convert_out_offload_event(
 	struct convert_arena *arena, const struct ctl_event *event, Tensorhub__V1__Event *message);
 bool convert_in_offload_event(

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * convert_offload - the messages of retention: RESERVE, RESERVED, RELEASE, CLOSE_REFUSED, AT_RISK,
- * and the rules in an OPEN. Pure.
+ * RULES, READY, and the rules in an OPEN. Pure.
  */
 #include <string.h>
 
@@ -74,6 +74,11 @@ convert_out_offload_event(
 		message->rules->all = event->u.rules.all;
 		message->rules->rules = convert_out_text(event->u.rules.rules);
 		message->rules->shared = convert_out_text(event->u.rules.shared);
+	} else if (event->kind == CTL_EV_READY) {
+		message->body_case = EVENT(READY);
+		message->ready = convert_message(arena, &tensorhub__v1__ev_ready__descriptor);
+		message->ready->sid = event->u.ready.sid;
+		message->ready->version = convert_out_version(arena, event->u.ready.version);
 	} else {
 		message->body_case = EVENT(CLOSE_REFUSED);
 		message->close_refused =
@@ -186,11 +191,16 @@ convert_in_offload_event(
 	case EVENT(RULES):
 		ret_event->kind = CTL_EV_RULES;
 		in->message = "RULES";
-		convert_in_name(in, "model", message->rules->model, TH_NAME_MAX,
-			ret_event->u.rules.model);
+		convert_in_name(
+			in, "model", message->rules->model, TH_NAME_MAX, ret_event->u.rules.model);
 		convert_in_retain(in, message->rules->rules, ret_event->u.rules.rules);
 		convert_in_retain(in, message->rules->shared, ret_event->u.rules.shared);
 		ret_event->u.rules.all = message->rules->all;
+		return true;
+	case EVENT(READY):
+		ret_event->kind = CTL_EV_READY;
+		ret_event->u.ready.sid = message->ready->sid;
+		convert_in_version(message->ready->version, &ret_event->u.ready.version);
 		return true;
 	default:
 		return false;

@@ -231,7 +231,7 @@ fill_event(struct input *input, struct ctl_event *event)
 	uint8_t byte = input_byte(input);
 
 	*event = (struct ctl_event){
-		.kind = (enum ctl_event_kind)(CTL_EV_PLAN + input_byte(input) % CTL_EV_RULES)};
+		.kind = (enum ctl_event_kind)(CTL_EV_PLAN + input_byte(input) % CTL_EV_READY)};
 	switch ((int)event->kind) {
 	case CTL_EV_PLAN:
 		event->u.plan = (struct ctl_ev_plan){.sid = sid,
@@ -320,6 +320,10 @@ fill_event(struct input *input, struct ctl_event *event)
 		event->u.close_refused = (struct ctl_ev_close_refused){
 			.sid = sid, .code = byte & 1 ? TH_E_NOMEM_RETAIN : TH_E_TIMEOUT};
 		snprintf(event->u.close_refused.text, sizeof(event->u.close_refused.text), "why");
+		break;
+	case CTL_EV_READY:
+		event->u.ready = (struct ctl_ev_ready){
+			sid, {0, byte & 0x20 ? TH_NO_VERSION : byte >> 3 & 3u}};
 		break;
 	case CTL_EV_NODE:
 		event->u.node.draining = byte & 1;

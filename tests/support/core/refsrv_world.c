@@ -287,6 +287,8 @@ world_event_sid(const struct ctl_event *event)
 		return event->u.conflict.sid;
 	case CTL_EV_AT_RISK:
 		return event->u.at_risk.sid;
+	case CTL_EV_READY:
+		return event->u.ready.sid;
 	case CTL_EV_RELEASE:
 		return event->u.release.sid;
 	case CTL_EV_CLOSE_REFUSED:

@@ -445,6 +445,7 @@ Test(convert_hostile, replies__are_refused)
 	Tensorhub__V1__EvFence fence;
 	Tensorhub__V1__Grant grant;
 	uint8_t ticket[17] = {0};
+	char reason[2 * CTL_REASON_BYTES] = "";
 
 	tensorhub__v1__reply__init(&message);
 	cr_assert_eq(take_reply(&message, CTL_BEAT), 0);
@@ -489,6 +490,9 @@ Test(convert_hostile, replies__are_refused)
 	grant.source_address = grant.source_node = grant.source_replica = name_good;
 	grant.ticket = (ProtobufCBinaryData){16, ticket};
 	cr_assert_eq(take_reply(&message, CTL_POLL), 0);
+	memset(reason, 'x', sizeof(reason) - 1);
+	go.reason = reason;
+	cr_assert_eq(take_reply(&message, CTL_POLL), 0, "a long reason is cut");
 	grant.ticket.len = 15;
 	cr_assert_eq(take_reply(&message, CTL_POLL), TH_E_INVALID, "short ticket");
 	grant.ticket.len = 17;

@@ -81,6 +81,20 @@ Test(convert_offload, golden__rules)
 	wire_event_is(&event, WIRE_BYTES("\x08\x03\xea\x03\x05\x0a\x01m\x10\x01"));
 }
 
+Test(convert_offload, golden__ready)
+{
+	struct ctl_event event;
+
+	memset(&event, 0, sizeof(event));
+	event.kind = CTL_EV_READY;
+	event.number = 3;
+	event.u.ready = (struct ctl_ev_ready){2, {0, 7}};
+	/* Field 70, length 6. */
+	wire_event_is(&event, WIRE_BYTES("\x08\x03\xb2\x04\x06\x08\x02\x12\x02\x10\x07"));
+	event.u.ready.version.version = TH_NO_VERSION;
+	wire_event_is(&event, WIRE_BYTES("\x08\x03\xb2\x04\x02\x08\x02"));
+}
+
 Test(convert_offload, golden__reserve)
 {
 	struct ctl_event event;
@@ -275,6 +289,19 @@ Test(convert_offload, at_risk__sentence__is_cut_and_obeyed_by_no_terminal)
 	cr_assert_eq(take_event_as(TENSORHUB__V1__EVENT__BODY_AT_RISK, &at_risk, &got), 0);
 	cr_assert_eq(strlen(got.u.at_risk.text), TH_CTL_TEXT_BYTES - 1);
 	cr_assert_not(got.u.at_risk.evicted, "of another message");
+}
+
+Test(convert_offload, ready__version_that_is_not_there__is_none)
+{
+	Tensorhub__V1__EvReady ready;
+	struct ctl_event got;
+
+	tensorhub__v1__ev_ready__init(&ready);
+	ready.sid = 1;
+	cr_assert_eq(take_event_as(TENSORHUB__V1__EVENT__BODY_READY, &ready, &got), 0);
+	cr_assert_eq(got.kind, CTL_EV_READY);
+	cr_assert_eq(got.u.ready.sid, 1);
+	cr_assert_eq(got.u.ready.version.version, TH_NO_VERSION);
 }
 
 Test(convert_offload, rules__that_do_not_parse_or_of_no_model__are_refused)

@@ -13,7 +13,7 @@
 #include "ipc/proto/tensorhub.pb-c.h"
 #include "tests/support/rng.h"
 
-#define EVENT_KINDS 18u
+#define EVENT_KINDS 20u
 
 static const struct th_hash hash_a = {0x1122334455667788, 0x99aabbccddeeff00};
 static const struct th_hash hash_b = {1, 0};
@@ -340,7 +340,7 @@ all_events(struct ctl_event events[EVENT_KINDS])
 	uint32_t count = 0;
 
 	memset(events, 0, EVENT_KINDS * sizeof(*events));
-	for (int kind = CTL_EV_PLAN; kind <= CTL_EV_AT_RISK; kind++) {
+	for (int kind = CTL_EV_PLAN; kind <= CTL_EV_READY; kind++) {
 		events[count].kind = (enum ctl_event_kind)kind;
 		events[count].number = count + 1;
 		count++;
@@ -352,6 +352,7 @@ all_events(struct ctl_event events[EVENT_KINDS])
 	fill_grant(&events[1].u.go.grant);
 	events[1].u.go.attributes = hash_b;
 	events[1].u.go.content = hash_a;
+	name_of(events[1].u.go.reason, CTL_REASON_BYTES - 1, 'w');
 	events[2].u.reroute.sid = 1;
 	events[2].u.reroute.op_seq = 2;
 	events[2].u.reroute.old_leg = 3;
@@ -392,6 +393,9 @@ all_events(struct ctl_event events[EVENT_KINDS])
 	strcpy(events[14].u.close_refused.text, "nowhere to offload it");
 	events[17].u.at_risk.sid = UINT64_MAX;
 	name_of(events[17].u.at_risk.text, TH_CTL_TEXT_BYTES - 1, 'r');
+	strcpy(events[18].u.rules.model, "m");
+	strcpy(events[18].u.rules.rules, "latest,7");
+	events[19].u.ready = (struct ctl_ev_ready){UINT64_MAX, {5, 6}};
 	return count;
 }
 
