@@ -34,6 +34,7 @@
 #endif
 #define ROUNDS 12
 #define HASH_TAG 1000
+#define FAR_LIMIT 300000000 /* bytes a second: so that connections wait in turn */
 
 static const uint64_t sizes[] = {100, 3 * MIB, 5 * MIB + 7, 2 * MIB - 1, 12 * MIB, 77};
 #define ROWS (sizeof(sizes) / sizeof(sizes[0]))
@@ -104,6 +105,7 @@ start_leg(struct world *world, uint32_t index)
 		int rc = transport_copy(at->transport, reader->leg, from, reader->part);
 		TH_ASSERT(rc == 0);
 	} else {
+		at->far = source->far = th_rng_below(&world->rng, 2) == 0;
 		rig_pull(source, at, reader->leg, from, reader->part);
 	}
 }
@@ -307,6 +309,7 @@ run_round(struct world *world, uint32_t disturbances, bool close_midway, bool wi
 	memset(world->readers, 0, sizeof(world->readers));
 	world->num_grants = 0;
 	world->rig.num_rails = with_rdma ? 2 : 0;
+	world->rig.far.limit = FAR_LIMIT;
 	/* Now and then too little for all who copy. */
 	world->rig.stage_bytes = (1 + th_rng_below(&world->rng, 12)) * SLAB_BYTES;
 	for (int i = 0; i < AGENTS; i++)
