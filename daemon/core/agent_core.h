@@ -200,6 +200,8 @@ enum agent_action_kind {
 	AGENT_ATTRIBUTES, /* the session is filled with what has these: get and keep the blob */
 	AGENT_RESERVE,    /* memory for a shard of others, laid out: RESERVED follows */
 	AGENT_UNRESERVE,  /* it is not wanted any more */
+	AGENT_GIVEN_UP,   /* a session of RESERVE closes: FREE follows when nobody reads it, and its
+			   * memory is room that comes */
 	AGENT_SERVER_STATE, /* attached or not, for logs and status */
 	AGENT_NODE,  /* an operator drains this node, or does not any more: for logs and status */
 	AGENT_STAYS, /* after LEAVE: what is waited for, now and then, for logs                  */

@@ -152,6 +152,8 @@ wind_up(struct agent_core *agent, struct session *session, enum session_state st
 		       ac_tensors_change(session) || ac_internal(session);
 
 	ac_session_enter(session, state, why);
+	if (ac_internal(session) && !TH_PLANT(given_up_in_silence))
+		ac_action(agent, AGENT_GIVEN_UP, session->id);
 	/* First: a leg that was to follow it is known to the operation only. */
 	if (session->in != NULL)
 		ac_inbound_stop(agent, session->in, STOP_CANCEL);

@@ -11,6 +11,7 @@
 
 #include "daemon/core/agent_core.h"
 #include "daemon/host/host.h"
+#include "daemon/host/memory/host_pool.h"
 #include "daemon/host/memory/reserve.h"
 #include "daemon/host/orderly_end.h"
 #include "daemon/host/server/source_attributes.h"
@@ -179,6 +180,9 @@ session_action(struct host *host, struct host_session *session, const struct age
 		TH_FP(agent_frees);
 		session_gone(session);
 		break;
+	case AGENT_GIVEN_UP:
+		offload_give_up(session->offload);
+		break;
 	case AGENT_COMPLETE:
 		operations_complete(session, action);
 		break;
@@ -204,6 +208,7 @@ execute(struct host *host, const struct agent_action *action)
 	case AGENT_COMPLETE:
 	case AGENT_LINE:
 	case AGENT_CLOSED:
+	case AGENT_GIVEN_UP:
 	case AGENT_FREE: {
 		struct host_session *session = session_find(host, action->session);
 		if (session)

@@ -6,12 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/base/sim.h"
 #include "tests/sim/check.h"
 #include "tests/sim/sim.h"
 #include "tests/support/core/core_check.h"
 
 #define SWITCH_NS (3 * SEC) /* no server for this long: the next of the list is tried */
 #define BEAT_LEGS 64u
+#define ROOM_WAITS 100u /* memory is looked for so often while some is on its way out */
 
 struct told { /* an event on its way to a core */
 	struct task task;
@@ -165,16 +167,34 @@ explain(struct host *host, const struct agent_action *action)
 struct reserving { /* the shell looks for memory */
 	struct task task;
 	uint64_t id;
+	uint32_t waited;
 };
 
+/* all: also those that are on their way out, for which whoever wants memory waits. */
 static uint32_t
-num_offloads(const struct host *host)
+num_offloads(const struct host *host, bool all)
 {
 	uint32_t count = 0;
 
 	for (const struct handle *handle = host->handles; handle != NULL; handle = handle->next)
-		count += handle->offload;
+		count += handle->offload && (all || !handle->given_up);
 	return count;
+}
+
+/* Memory is refused for what is there. The core has to say of each copy that is on its way out. */
+static void
+check_given_up(struct host *host)
+{
+	struct agent_session_info info;
+
+	for (uint32_t i = 0; agent_core_session_at(host->core, i, &info); i++) {
+		if (info.offload && strcmp(info.state, "closing") == 0 &&
+			!host_handle(host, info.session)->given_up)
+			sim_fail("I13",
+				"host %u has no memory and is not told that session %lu "
+				"gives some up",
+				host->process.index, (unsigned long)info.session);
+	}
 }
 
 /* Of no worker, and mapped by its session alone: what is freed has its next owner at once. */
@@ -194,9 +214,18 @@ reserved(struct task *task)
 	struct agent_event event = {.kind = AGENT_EV_RESERVED};
 
 	event.u.reserved.id = ((struct reserving *)task)->id;
-	if (num_offloads(host) < host->offload_max) {
+	if (num_offloads(host, true) < host->offload_max) {
 		event.session = new_offload(host)->id;
+	} else if (num_offloads(host, false) < host->offload_max &&
+		   ((struct reserving *)task)->waited < ROOM_WAITS) {
+		struct reserving *again = task_new(sizeof(*again), reserved, task->process);
+		TH_MARK(reserve_waits_for_room);
+		again->id = event.u.reserved.id;
+		again->waited = ((struct reserving *)task)->waited + 1;
+		task_in(&again->task, between(RNG_MOVE, MS, 100 * MS));
+		return;
 	} else {
+		check_given_up(host);
 		event.u.reserved.code = TH_E_NOMEM_RETAIN;
 		strcpy(event.u.reserved.text, "the host is full");
 	}
@@ -224,7 +253,7 @@ host_act(struct host *host, const struct agent_action *action)
 	if (action->kind == AGENT_OPENED || action->kind == AGENT_REGISTERED ||
 		action->kind == AGENT_UNREGISTERED || action->kind == AGENT_COMPLETE ||
 		action->kind == AGENT_LINE || action->kind == AGENT_FREE ||
-		action->kind == AGENT_CLOSED)
+		action->kind == AGENT_CLOSED || action->kind == AGENT_GIVEN_UP)
 		handle = host_handle(host, action->session);
 	switch (action->kind) {
 	case AGENT_SEND:
@@ -258,6 +287,9 @@ host_act(struct host *host, const struct agent_action *action)
 		break;
 	case AGENT_LINE:
 		line(handle, &action->u.line);
+		break;
+	case AGENT_GIVEN_UP:
+		handle->given_up = true;
 		break;
 	case AGENT_FREE:
 		free_handle(host, handle);

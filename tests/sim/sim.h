@@ -278,6 +278,7 @@ struct handle { /* a session of an agent's core; goes with AGENT_FREE or with th
 	struct memory *memory;     /* NULL: of an observer */
 	struct part part;
 	bool offload; /* no worker has opened it */
+	bool given_up;
 	struct agent_line line;
 	uint32_t hash_serial;
 	struct handle *next, *prev;

@@ -45,6 +45,7 @@ struct offload_memory {
 	offload_done done;       /* NULL: it was called, or nobody wants to know */
 	void *arg;
 	bool making;            /* until done */
+	bool given_up;          /* released, or soon */
 	bool freeing;           /* released */
 	atomic_bool unwanted;   /* released while it is made */
 	uint8_t *map;           /* owns; the thread's until done */
@@ -53,15 +54,18 @@ struct offload_memory {
 	struct region *region;  /* owns: a reference; NULL: no NIC reaches it */
 	struct gpus_host *host; /* owns; NULL: no GPU reaches it */
 	atomic_uint known_to;   /* released: devices, and processes of GPUs */
-	/* Made when as many bytes as `after` are gone, of all that ever were; or at until_ns:
-	 * what a device never gives back does not go. */
+	/* Made when as many bytes as `after` are gone, of all that ever were, and it fits below
+	 * offload.most. At until_ns it is made if only what was released is in its way, as what a
+	 * device never gives back does not go; else it is not made. */
 	uint64_t after;
 	int64_t until_ns;
 	struct offload_memory *next;
 };
 
 struct offload {
-	uint64_t limit, used, freeing; /* freeing: part of used */
+	uint64_t limit, used;
+	uint64_t given_up; /* part of used: nobody wants it any more */
+	uint64_t staying;  /* part of given_up: it is not released yet */
 	int64_t patience_ns;
 	uint32_t count; /* memories that are not freed */
 	char *root;     /* owns */
@@ -71,8 +75,9 @@ struct offload {
 	pthread_mutex_t lock;
 	pthread_cond_t work;
 	struct offload_memory *queue, *finished; /* guarded by lock; finished: newest first */
-	/* Guarded by lock: bytes that are there or will be; of them, released ones; gone ones. */
-	uint64_t there, leaving, gone;
+	/* Guarded by lock: bytes that have pages, or are getting them; of them, released ones; gone
+	 * ones; how many may be there. */
+	uint64_t there, leaving, gone, most;
 	bool stop;            /* guarded by lock */
 	atomic_bool stopping; /* the same, for who is at work */
 };
@@ -151,69 +156,89 @@ host_pool_make(struct offload_memory *memory)
 		host_pool_unmap(memory);
 }
 
-/* Under the lock. What is to be made waits for what was released before and some device, or
- * process of a GPU, still knows: together they may be too much. */
-static bool
-has_work(const struct offload *offload)
+/* Under the lock: bytes that have to go before this can be made. What was given up may still be
+ * read, and what was released be known to a device: together they may be too much. */
+static uint64_t
+lacks(const struct offload *offload, const struct offload_memory *memory)
 {
-	const struct offload_memory *memory = offload->queue;
-	return memory && (memory->freeing || offload->gone >= memory->after ||
-				 atomic_load(&memory->unwanted) || th_now_ns() >= memory->until_ns);
+	uint64_t all = offload->there + memory->bytes;
+	return th_max_u64(all > offload->most ? all - offload->most : 0,
+		memory->after > offload->gone ? memory->after - offload->gone : 0);
+}
+
+/* Under the lock: out of the queue, whatever can be done now. NULL: nothing can, until
+ * *ret_until_ns. What waits is in nobody's way: all of it fits when what goes is gone. */
+static struct offload_memory *
+take_work(struct offload *offload, int64_t *ret_until_ns)
+{
+	struct offload_memory **link, *memory;
+	*ret_until_ns = INT64_MAX;
+	for (link = &offload->queue; (memory = *link); link = &memory->next) {
+		if (memory->freeing || atomic_load(&memory->unwanted) ||
+			lacks(offload, memory) == 0 || th_now_ns() >= memory->until_ns) {
+			*link = memory->next;
+			return memory;
+		}
+		*ret_until_ns = th_min_i64(*ret_until_ns, memory->until_ns);
+	}
+	return NULL;
 }
 
 /* Under the lock. */
 static void
-wait_for_work(struct offload *offload)
+wait_for_work(struct offload *offload, int64_t until_ns)
 {
-	const struct offload_memory *memory = offload->queue;
-	if (!memory) {
+	const struct timespec until = {.tv_sec = until_ns / NS, .tv_nsec = until_ns % NS};
+	if (until_ns == INT64_MAX)
 		pthread_cond_wait(&offload->work, &offload->lock);
-		return;
+	else
+		(void)pthread_cond_clockwait(
+			&offload->work, &offload->lock, CLOCK_MONOTONIC, &until);
+}
+
+/* Under the lock, but for the work itself. */
+static void
+do_work(struct offload *offload, struct offload_memory *memory)
+{
+	bool frees = memory->freeing;
+	if (!frees && atomic_load(&memory->unwanted))
+		memory->error = -ECANCELED;
+	else if (!frees && lacks(offload, memory) > offload->leaving)
+		memory->error = -ETIMEDOUT;
+	if (memory->error == 0) {
+		offload->there += frees ? 0 : memory->bytes;
+		pthread_mutex_unlock(&offload->lock);
+		if (frees)
+			host_pool_unmap(memory);
+		else
+			host_pool_make(memory);
+		pthread_mutex_lock(&offload->lock);
+		offload->there -= memory->map ? 0 : memory->bytes;
 	}
-	const struct timespec until = {
-		.tv_sec = memory->until_ns / NS, .tv_nsec = memory->until_ns % NS};
-	(void)pthread_cond_clockwait(&offload->work, &offload->lock, CLOCK_MONOTONIC, &until);
+	if (frees) {
+		offload->leaving -= memory->bytes;
+		offload->gone += memory->bytes;
+	}
+	memory->next = offload->finished;
+	offload->finished = memory;
+	(void)doorbell_signal(offload->fd);
 }
 
 static void *
 host_pool_run(void *arg)
 {
 	struct offload *offload = arg;
+	int64_t until_ns;
 	pthread_mutex_lock(&offload->lock);
-	for (;;) {
-		while (!has_work(offload) && !offload->stop)
-			wait_for_work(offload);
-		if (offload->stop)
-			break;
-		struct offload_memory *memory = offload->queue;
-		offload->queue = memory->next;
-		pthread_mutex_unlock(&offload->lock);
-		if (memory->freeing)
-			host_pool_unmap(memory);
+	while (!offload->stop) {
+		struct offload_memory *memory = take_work(offload, &until_ns);
+		if (memory)
+			do_work(offload, memory);
 		else
-			host_pool_make(memory);
-		pthread_mutex_lock(&offload->lock);
-		if (!memory->map) {
-			offload->there -= memory->bytes;
-			offload->leaving -= memory->freeing ? memory->bytes : 0;
-			offload->gone += memory->bytes;
-		}
-		memory->next = offload->finished;
-		offload->finished = memory;
-		(void)doorbell_signal(offload->fd);
+			wait_for_work(offload, until_ns);
 	}
 	pthread_mutex_unlock(&offload->lock);
 	return NULL;
-}
-
-/* Under the lock: what has to be gone before so many bytes more are as many as there may be. */
-static uint64_t
-surplus(const struct offload *offload, uint64_t bytes, uint64_t most, uint64_t room)
-{
-	uint64_t all = offload->there + bytes;
-	uint64_t over = th_max_u64(all > most ? all - most : 0, bytes > room ? bytes - room : 0);
-	/* No more can go: what was checked may have changed a little. */
-	return th_min_u64(over, offload->leaving);
 }
 
 /* What is to be freed goes first: what is to be made may need its pages. */
@@ -255,8 +280,7 @@ static void
 host_pool_forget(struct offload *offload, struct offload_memory *memory)
 {
 	offload->used -= memory->bytes;
-	if (memory->freeing)
-		offload->freeing -= memory->bytes;
+	offload->given_up -= memory->given_up ? memory->bytes : 0;
 	offload->count--;
 	free(memory);
 }
@@ -322,15 +346,15 @@ budget(const struct offload *offload, uint64_t room)
 	uint64_t all;
 	if (offload->limit != OFFLOAD_HALF)
 		return offload->limit;
-	return th_add_u64(room, offload->used - offload->freeing, &all) ? all / 2 : UINT64_MAX;
+	return th_add_u64(room, offload->used - offload->given_up, &all) ? all / 2 : UINT64_MAX;
 }
 
-/* What is released is as good as free: as much of it as needed is gone before anything is made. */
+/* What is given up is as good as free: as much of it as needed is gone before anything is made. */
 static uint64_t
 room(const struct offload *offload)
 {
 	uint64_t now = room_now(offload->root), all;
-	return th_add_u64(now, offload->freeing, &all) ? all : UINT64_MAX;
+	return th_add_u64(now, offload->given_up, &all) ? all : UINT64_MAX;
 }
 
 uint64_t
@@ -343,7 +367,7 @@ int
 offload_check(const struct offload *offload, uint64_t bytes, struct th_err *err)
 {
 	char need[TH_UNITS_BYTES], used[TH_UNITS_BYTES], all[TH_UNITS_BYTES];
-	uint64_t held = offload->used - offload->freeing;
+	uint64_t held = offload->used - offload->given_up;
 	uint64_t available = room(offload);
 	uint64_t most = budget(offload, available);
 	th_print_size_short(bytes, need);
@@ -405,9 +429,11 @@ offload_start(
 	offload->used += whole;
 	offload->count++;
 	pthread_mutex_lock(&offload->lock);
-	memory->after = offload->gone + surplus(offload, whole, most, now);
+	offload->most = most;
+	/* No more can go: what was checked may have changed a little. */
+	memory->after = offload->gone + th_min_u64(whole > now ? whole - now : 0,
+						offload->leaving + offload->staying);
 	memory->until_ns = th_deadline_ns(th_now_ns(), offload->patience_ns);
-	offload->there += whole;
 	pthread_mutex_unlock(&offload->lock);
 	host_pool_enqueue(offload, memory);
 	return memory;
@@ -476,6 +502,16 @@ offload_region(const struct offload_memory *memory)
 }
 
 void
+offload_give_up(struct offload_memory *memory)
+{
+	if (memory->given_up)
+		return;
+	memory->given_up = true;
+	memory->offload->given_up += memory->bytes;
+	memory->offload->staying += memory->bytes;
+}
+
+void
 offload_release(struct offload_memory *memory)
 {
 	if (!memory)
@@ -484,13 +520,15 @@ offload_release(struct offload_memory *memory)
 	if (memory->making) {
 		/* The thread has it, or will: offload_poll gets it back. */
 		memory->done = NULL;
+		offload->given_up += memory->bytes;
 		pthread_mutex_lock(&offload->lock);
 		atomic_store(&memory->unwanted, true);
 		pthread_cond_signal(&offload->work);
 		pthread_mutex_unlock(&offload->lock);
 		return;
 	}
-	offload->freeing += memory->bytes;
+	offload_give_up(memory);
+	offload->staying -= memory->bytes;
 	pthread_mutex_lock(&offload->lock);
 	offload->leaving += memory->bytes;
 	pthread_mutex_unlock(&offload->lock);
@@ -509,23 +547,31 @@ host_pool_made(struct offload *offload, struct offload_memory *memory)
 	offload_done done = memory->done;
 	void *arg = memory->arg;
 	struct th_err result = {0};
-	char size[TH_UNITS_BYTES];
+	char size[TH_UNITS_BYTES], waited[TH_UNITS_BYTES];
 	memory->making = false;
 	memory->done = NULL;
 	if (!done) {
 		/* Released meanwhile. */
+		offload->given_up -= memory->bytes;
 		if (memory->error == 0)
 			offload_release(memory);
 		else
 			host_pool_forget(offload, memory);
 		return;
 	}
-	if (memory->error != 0) {
+	if (memory->error == -ETIMEDOUT)
+		th_fail(&result, TH_E_NOMEM_RETAIN,
+			"%s are needed for an offloaded copy, and former copies that are to make "
+			"room are still read after %s; raise --offload-limit, or ask again when "
+			"their readers have ended",
+			th_print_size_short(memory->bytes, size),
+			th_print_duration_short(offload->patience_ns, waited));
+	else if (memory->error != 0)
 		th_fail(&result, TH_E_NOMEM_RETAIN,
 			"%s of memory for an offloaded copy cannot be had: %s",
 			th_print_size_short(memory->bytes, size), th_strerror(memory->error));
+	if (memory->error != 0)
 		host_pool_forget(offload, memory);
-	}
 	done(arg, &result);
 }
 

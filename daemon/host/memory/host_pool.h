@@ -32,8 +32,9 @@ struct region;
 struct offload_config {
 	uint64_t limit;
 	const char *root; /* see room_now */
-	/* What is to be made waits so long for what was released and a device, or the process of
-	 * a GPU, still knows: that may never be given back. */
+	/* What is to be made waits so long for what was given up. Then it does without what a
+	 * device, or the process of a GPU, still knows, which may never be given back; while copies
+	 * are still read it fails. */
 	int64_t patience_ns;
 };
 
@@ -58,7 +59,8 @@ uint64_t offload_budget(const struct offload *offload);
  */
 typedef void (*offload_done)(void *arg, const struct th_err *result);
 
-/* 0, or TH_E_NOMEM_RETAIN with a sentence: it would not fit the budget or the host now. */
+/* 0, or TH_E_NOMEM_RETAIN with a sentence: it would not fit the budget or the host, even when all
+ * that was given up is gone. */
 int offload_check(const struct offload *offload, uint64_t bytes, struct th_err *err);
 
 /*
@@ -81,6 +83,9 @@ struct region *offload_region(const struct offload_memory *memory); /* borrowed;
 void offload_offer(struct offload_memory *memory, struct gpus *gpus);
 struct gpus_host *offload_host(
 	const struct offload_memory *memory); /* borrowed; NULL: they do not */
+/* Nobody wants it any more, and it will be released: from now on it counts as room that comes, and
+ * what is made in its place waits for it. After done. */
+void offload_give_up(struct offload_memory *memory);
 /* Nobody touches it any more, or wants it. NULL: nothing. */
 void offload_release(struct offload_memory *memory);
 

@@ -283,6 +283,8 @@ session_gone(struct host_session *session)
 {
 	session->state = HOST_SESSION_GONE;
 	disconnect(session);
+	if (session->offload)
+		offload_give_up(session->offload);
 	session_end(session);
 }
 

@@ -181,9 +181,12 @@ Test(agent_reserve, release__it_is_read__freed_after_its_last_reader)
 	sid = rig_offload_filled(&rig);
 	uint64_t leg = rig_reader(&rig, sid, 1, 60);
 	rig_release(&rig, RIG_RESERVATION, 1, sid);
+	/* Its memory is room that comes, also for who asks in the same step. */
+	cr_assert_eq(rig_last(&rig, AGENT_GIVEN_UP)->session, RIG_MEMORY);
 	rig_event(&rig, rig_drain(sid, 1, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, leg);
+	cr_assert_eq(rig_count(&rig, AGENT_GIVEN_UP), 1);
 	cr_assert_eq(rig_request(&rig, CTL_DRAIN_DONE)->u.drain_done.drain_no, 3);
 	expect_gone();
 	cr_assert_lt(rig_at(&rig, AGENT_PART_END), rig_at(&rig, AGENT_FREE));

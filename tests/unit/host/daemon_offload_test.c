@@ -263,6 +263,101 @@ Test(daemon_offload, end__whatever_is_under_way__all_is_freed)
 	cr_assert_lt(shared_bytes(), 4 * MIB);
 }
 
+/* ---- what is given up ------------------------------------------------------------------ */
+
+static void
+expect_quiet(struct offload *offload)
+{
+	struct pollfd poller = {.fd = offload_fd(offload), .events = POLLIN};
+	cr_assert_eq(poll(&poller, 1, 50), 0);
+}
+
+Test(daemon_offload, given_up__what_takes_its_place_waits_for_its_release)
+{
+	struct offload *offload = make(10 * MIB);
+	struct seen seen = {0}, small = {0};
+	struct th_err err;
+	struct offload_memory *memory = get(offload, 6 * MIB);
+	refused(offload, 8 * MIB, "6.00MiB of the 10.0MiB");
+	offload_give_up(memory);
+	offload_give_up(memory);
+	struct offload_memory *next = offload_start(offload, 8 * MIB, on_done, &seen, &err);
+	cr_assert_not_null(next, "%s", err.text);
+	expect_quiet(offload);
+	/* The room is promised, once. */
+	refused(offload, 3 * MIB, "8.00MiB of the 10.0MiB");
+	/* What has room is not in its queue. */
+	struct offload_memory *other = offload_start(offload, 2 * MIB, on_done, &small, &err);
+	cr_assert_not_null(other, "%s", err.text);
+	while (small.calls == 0)
+		wait_for(offload);
+	cr_assert_eq(small.code, 0, "%s", small.text);
+	cr_assert_eq(seen.calls, 0);
+	offload_release(memory);
+	while (seen.calls == 0)
+		wait_for(offload);
+	cr_assert_eq(seen.code, 0, "%s", seen.text);
+	offload_release(next);
+	offload_release(other);
+	while (offload_used(offload) > 0)
+		wait_for(offload);
+	cr_assert_eq(offload_budget(offload), 10 * MIB);
+	offload_free(offload);
+}
+
+Test(daemon_offload, given_up__not_released_in_time__refused_with_the_reason)
+{
+	const struct offload_config config = {
+		.limit = 10 * MIB, .root = root, .patience_ns = 50000000};
+	struct offload *offload;
+	struct seen seen = {0};
+	struct th_err err;
+	cr_assert_eq(offload_new(&config, &err, &offload), 0);
+	struct offload_memory *memory = get(offload, 6 * MIB);
+	offload_give_up(memory);
+	cr_assert_not_null(offload_start(offload, 8 * MIB, on_done, &seen, &err));
+	while (seen.calls == 0)
+		wait_for(offload);
+	cr_assert_eq(seen.code, TH_E_NOMEM_RETAIN);
+	cr_assert(strstr(seen.text, "still read after 50"), "%s", seen.text);
+	cr_assert_eq(offload_used(offload), 6 * MIB);
+	/* It holds up nobody else. */
+	struct offload_memory *other = get(offload, 4 * MIB);
+	offload_release(memory);
+	memory = get(offload, 6 * MIB);
+	offload_release(memory);
+	offload_release(other);
+	offload_free(offload);
+}
+
+Test(daemon_offload, given_up__who_waits_for_it_is_withdrawn__its_room_is_free)
+{
+	struct offload *offload = make(10 * MIB);
+	struct seen seen = {0};
+	struct th_err err;
+	struct offload_memory *memory = get(offload, 6 * MIB);
+	offload_give_up(memory);
+	struct offload_memory *next = offload_start(offload, 8 * MIB, on_done, &seen, &err);
+	cr_assert_not_null(next, "%s", err.text);
+	offload_release(next);
+	/* At once, too. */
+	next = offload_start(offload, 9 * MIB, on_done, &seen, &err);
+	cr_assert_not_null(next, "%s", err.text);
+	while (offload_used(offload) > 15 * MIB)
+		wait_for(offload);
+	cr_assert_eq(seen.calls, 0);
+	offload_release(memory);
+	while (seen.calls == 0)
+		wait_for(offload);
+	cr_assert_eq(seen.code, 0, "%s", seen.text);
+	/* The end comes while somebody waits. */
+	offload_give_up(next);
+	cr_assert_not_null(offload_start(offload, 8 * MIB, on_done, &seen, &err));
+	offload_release(next);
+	offload_free(offload);
+	cr_assert_eq(seen.calls, 1);
+}
+
 /* ---- GPUs ------------------------------------------------------------------------------ */
 
 /* A GPU that is told of it and reads it: it is free when the GPU's process has forgotten it, and
