@@ -232,6 +232,29 @@ def steps_of_a_training():
         wait_for(lambda: mapped(a.pid)[0] == 0, 60, "its pages are gone")
 
 
+def room_for_one_and_a_half():
+    """The next version takes the room of the former, which is still read, and read to its end."""
+    with cluster() as c:
+        c.agent("a", args=["--offload-limit", str(SIZE * 3 // 2), "-o", f"rate.out={SIZE // 2}"])
+        c.agent("b", args=["--offload-limit", "0"])
+        w, r = c.worker("trainer", "a"), c.worker("rollout", "b")
+        w.setup(SIZE, model="m", replica="trainer", retain="latest")
+        r.setup(SIZE, model="m", replica="rollout")
+        former = w.call("fill", seed=1)
+        w.call("publish", version=1)
+        w.call("unpublish", scribble=0)
+        read = r.start("replicate", version="1")
+        wait_for(lambda: offloads(c, "a")[0]["transfers_out"] > 0, 60, "it is read")
+        want = w.call("fill", seed=2)
+        w.call("publish", version=2)
+        w.call("unpublish", scribble=0)
+        assert r.finish(read)["version"] == 1
+        assert r.call("digest") == former
+        assert used(c, "a") <= SIZE * 3 // 2
+        r.call("unpublish")
+        fetched(c, "reader", "b", 2, want)
+
+
 def told(worker):
     """It gets the event, and gets it once."""
     wait_for(lambda: worker.call("events") & AT_RISK, 60, f"{worker.label} is told of the risk")
@@ -315,6 +338,7 @@ if __name__ == "__main__":
         a_dead_publisher,
         a_group_on_two_hosts,
         steps_of_a_training,
+        room_for_one_and_a_half,
         nobody_can_keep_it,
         a_handle_that_is_spot,
         rules_that_are_none,

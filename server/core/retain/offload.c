@@ -519,7 +519,9 @@ offload_refused(struct refsrv *server, const struct agent *agent,
 	text[sizeof(text) - 1] = '\0';
 	snprintf(
 		offload->text, sizeof(offload->text), "node %.64s: %.200s", agent->info.node, text);
-	offload_refuse(&offload->shards[reserved->shard], agent->inc);
+	/* It hears of the RELEASE first. */
+	if (reserved->code != TH_E_NOMEM_RETAIN || !offload_make_room(server, agent))
+		offload_refuse(&offload->shards[reserved->shard], agent->inc);
 	unask(server, offload, reserved->shard, false);
 	if (!offload_ask(server, offload, reserved->shard))
 		offload_fail(server, offload);

@@ -162,6 +162,29 @@ offload_release(struct refsrv *server, struct offload *offload)
 	offload_end(server, offload, "the offload copy is released");
 }
 
+bool
+offload_make_room(struct refsrv *server, const struct agent *agent)
+{
+	const struct member *member;
+
+	DL_FOREACH2(agent->members, member, agent_next)
+	{
+		struct offload *offload = member->group->offload;
+		if (offload == NULL || offload->version == NULL ||
+			offload->state != OFFLOAD_READY || retain_names(server, offload->version))
+			continue;
+		TH_MARK(c08_room_is_made);
+		event_log(server, EVENT_INFO, offload->version->model->name, "",
+			"the offload copy of version %" PRIu64
+			" of %s is released while it is read: node %s needs its room",
+			offload->version->id.version, offload->version->model->name,
+			agent->info.node);
+		offload_end(server, offload, "its room is needed");
+		return true;
+	}
+	return false;
+}
+
 /* ---- hosts that may go, or shall ------------------------------------------------------------ */
 
 bool

@@ -415,6 +415,45 @@ Test(refsrv_offload, release__not_while_it_is_read)
 	released(&o);
 }
 
+Test(refsrv_offload, release__while_it_is_read__when_its_room_is_needed)
+{
+	struct ctl_ev_reserve reserve;
+	struct world_member o = offloaded(), r = world_member(&w, c, "r", 0, 1), next;
+	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "7");
+	struct world_member m = world_published(&w, a, "q", "8");
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert(world_reserve(&w, a, &reserve));
+	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, 0));
+	cr_assert_eq(world_refuse(&w, a, &reserve), 0);
+	struct ctl_event event = taken(&o, CTL_EV_RELEASE);
+	cr_assert_eq(event.u.release.shard, 0);
+	cr_assert(world_reserve(&w, a, &reserve), "the same agent is asked again");
+	cr_assert_eq(world_close(&w, &o, false), 0);
+	/* Its reader goes on, and has the version. */
+	world_finish(&w, &r, grant.leg);
+	cr_assert_eq(world_flags(&w, b, "r", false), CTL_REPLICA_READY);
+	world_drained(&w, &o);
+	cr_assert_eq(world_accept(&w, a, &reserve, &next), 0);
+	world_finish(&w, &next, world_filling(&w, &next).leg);
+	world_drained(&w, &m);
+	succeeded(&m);
+}
+
+Test(refsrv_offload, release__while_it_is_read__not_what_is_retained)
+{
+	struct ctl_ev_reserve reserve;
+	w.retain = "latest,latest-1";
+	offloaded();
+	struct world_member r = world_member(&w, c, "r", 0, 1),
+			    m = world_published(&w, a, "q", "8");
+	world_begin(&w, &r, CTL_OP_REPLICATE, "7");
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert(world_reserve(&w, a, &reserve));
+	cr_assert_eq(world_refuse(&w, a, &reserve), 0);
+	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, 0));
+	cr_assert(world_reserve(&w, b, &reserve), "another agent is asked");
+}
+
 Test(refsrv_offload, release__another_copy_for_a_second)
 {
 	struct world_member o = offloaded(), r = world_member(&w, c, "r", 0, 1);
