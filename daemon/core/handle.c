@@ -87,7 +87,9 @@ ac_session_by_sid(const struct agent_core *agent, uint64_t sid)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-#define OPEN_FLAGS (CTL_OPEN_SPOT | CTL_OPEN_REQUIRE_RDMA | CTL_OPEN_NO_MEMORY_FD | CTL_OPEN_STAGED)
+#define OPEN_FLAGS                                                                                 \
+	(CTL_OPEN_SPOT | CTL_OPEN_REQUIRE_RDMA | CTL_OPEN_NO_MEMORY_FD | CTL_OPEN_STAGED |         \
+		CTL_OPEN_PREFETCH | CTL_OPEN_SEED)
 
 /* Flags of thc_open whose effect is not there must not be promised by silence. */
 static const char *

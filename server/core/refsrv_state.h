@@ -172,6 +172,7 @@ enum offload_why {
 	OFFLOAD_RESCUE,       /* only copies on spot hosts are left                       */
 	OFFLOAD_DRAIN,        /* its node is being drained                                */
 	OFFLOAD_REJOINED,     /* it has come back from a former server life               */
+	OFFLOAD_FETCH,        /* a group wants it before it asks: see fetch.h             */
 };
 
 enum offload_state {
@@ -181,6 +182,7 @@ enum offload_state {
 };
 
 struct offload_shard {
+	uint64_t place_inc; /* FETCH: the agent where it is wanted                      */
 	uint64_t agent_inc; /* of whom it was asked; 0: of nobody                       */
 	uint64_t sid;       /* of its session; 0: no OPEN has come                      */
 	bool registered;
@@ -196,6 +198,7 @@ struct offload { /* owned by retention.offloads; see offload.h */
 	char replica[TH_NAME_MAX + 1]; /* of the copy that is kept                       */
 	uint64_t source_id;            /* the id of the source*/
 	uint64_t avoid_inc;            /* agent that gets no part of it; 0: none         */
+	bool pinned;                   /* FETCH: only where it is wanted, nowhere near   */
 	struct group *group;           /* borrows; NULL: nobody has joined               */
 	uint32_t num_shards;
 	struct offload_shard *shards; /* owns                                            */
@@ -392,6 +395,15 @@ struct awaited { /* owned by server.awaited: of a session that has not come back
 	UT_hash_handle hh;
 };
 
+struct fetching { /* what its hosts bring before it asks: see fetch.h; part of struct group */
+	char name[TH_SPEC_MAX + 1];      /* of its last update; empty: none, latest is followed */
+	struct th_version ready;         /* as its members were told last */
+	struct th_version failed;        /* this one could not be brought, */
+	struct th_version failed_beside; /* when that was ready, */
+	char why[sizeof(((struct ctl_ev_go *)0)->reason)]; /* for this reason */
+	uint32_t given_up; /* in a row, because a newer one was there */
+};
+
 struct group {                /* owned by model.groups */
 	struct replica *same; /* the other incarnations */
 	struct model *model;
@@ -412,6 +424,7 @@ struct group {                /* owned by model.groups */
 	struct claim *claim;     /* borrows; NULL: no rules, or a member has closed */
 	bool claim_closing;      /* counted in claim.num_closing                    */
 	uint32_t num_closing;    /* members                                         */
+	struct fetching fetch;
 	uint64_t reservation;    /* members are agents' own sessions; 0: workers'   */
 	struct offload *offload; /* borrows; NULL: workers', or no longer wanted    */
 	bool rejoining;          /* known to a former server life; operations are held  */

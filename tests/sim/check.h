@@ -29,8 +29,8 @@
  *   I19 one server       check_standby: one of several serves
  *
  * Beside them: check_risk: who is told that a version is lost; check_list: list, wait and "latest"
- * fit what has happened; check_wire: C6; check_seed: C17. What a plant (TH_PLANT) breaks is printed
- * by plants_test.py.
+ * fit what has happened; check_wire: C6; check_seed: C17; check_fetch: I21. What a plant (TH_PLANT)
+ * breaks is printed by plants_test.py.
  */
 #ifndef TH_TESTS_SIM_CHECK_H
 #define TH_TESTS_SIM_CHECK_H
@@ -104,6 +104,11 @@ void check_risk_end(void);
 void check_seed_start(void);
 void check_seed_chunk(const struct leg *leg);
 void check_seed_leg_failed(void);
+
+/* I21: what hosts bring before it is asked for; a chunk lands, a host has no room. */
+void check_fetch_start(void);
+void check_fetch_chunk(const struct leg *leg);
+void check_fetch_refused(void);
 
 /* Servers: a new core; it begins to serve; another's answer has come; an agent is attached. */
 void check_standby_start(void);

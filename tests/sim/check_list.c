@@ -23,6 +23,7 @@
 #define NEWS_NS (3 * SEC)   /* CHANGED, coalesced, and what messages take */
 #define WARM_NS (3 * SEC)
 #define MISSED_NS (15 * SEC)  /* who has died is missed by then */
+#define FETCHED_NS (40 * SEC) /* a version is brought within, also the third in a row */
 #define UNDRAIN_NS (500 * MS) /* what an event takes, where nothing is lost */
 #define KEPT 32u
 #define VERSIONS_MAX 512u
@@ -518,6 +519,9 @@ check_latest(const struct worker *worker, int code, struct th_version held)
 				  (crashes() && newer_has_gone(worker->group->model, held,
 							begun_ns - MISSED_NS)))
 		return;
+	/* Its hosts bring it first: what was there for long is there, too. */
+	if (call->kind == CTL_OP_UPDATE && worker->group->flags != 0)
+		begun_ns -= FETCHED_NS;
 	for (uint32_t i = 0; i < world.options.groups; i++) {
 		const struct group *group = &world.groups[i];
 		struct th_version id;

@@ -54,6 +54,7 @@ check_write(const struct leg *leg)
 		sim_fail("I7", "leg %" PRIu64 " writes chunk %u again, which counts as verified",
 			leg->server_number, leg->chunk);
 	check_seed_chunk(leg);
+	check_fetch_chunk(leg);
 }
 
 void

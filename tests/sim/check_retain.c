@@ -185,19 +185,47 @@ holds(const struct handle *handle, uint32_t model, uint32_t shard, struct th_ver
 }
 
 static uint32_t
+count_on(
+	const struct host *host, uint32_t model, uint32_t shard, struct th_version id, bool offload)
+{
+	const struct handle *handle = host->handles;
+	uint32_t sum = 0;
+
+	/* What a spot host has does not count, also for those who give theirs up. */
+	if (host == record.without || host->spot)
+		return 0;
+	for (; handle != NULL; handle = handle->next)
+		sum += (!offload || handle->offload) && holds(handle, model, shard, id);
+	return sum;
+}
+
+static uint32_t
 count(uint32_t model, uint32_t shard, struct th_version id, bool offload)
 {
 	uint32_t sum = 0;
 
-	for (uint32_t i = 0; i < world.options.hosts; i++) {
-		const struct handle *handle = world.hosts[i].handles;
-		/* What a spot host has does not count, also for those who give theirs up. */
-		if (&world.hosts[i] == record.without || world.hosts[i].spot)
-			continue;
-		for (; handle != NULL; handle = handle->next)
-			sum += (!offload || handle->offload) && holds(handle, model, shard, id);
-	}
+	for (uint32_t i = 0; i < world.options.hosts; i++)
+		sum += count_on(&world.hosts[i], model, shard, id, offload);
 	return sum;
+}
+
+/* Hosts that bring versions before they are asked have one each, not two. */
+static bool
+fetched(void)
+{
+	return world.options.prefetch_percent > 0 || world.options.seed_percent > 0;
+}
+
+static bool
+is_twice(uint32_t model, uint32_t shard, struct th_version id)
+{
+	if (!fetched())
+		return count(model, shard, id, true) > 1;
+	for (uint32_t i = 0; i < world.options.hosts; i++) {
+		if (count_on(&world.hosts[i], model, shard, id, true) > 1)
+			return true;
+	}
+	return false;
 }
 
 /* Bytes of all shards are somewhere; whether of one copy is not asked. */
@@ -428,7 +456,7 @@ one_offload(void)
 
 	for (uint32_t m = 0; m < world.options.models; m++) {
 		for (uint32_t i = 0; i < world.options.shards; i++)
-			twice = twice || count(m, i, record.top[m], true) > 1;
+			twice = twice || is_twice(m, i, record.top[m]);
 	}
 	if (!twice)
 		record.twice_ns = 0;

@@ -228,6 +228,7 @@ reserved(struct task *task)
 		check_given_up(host);
 		event.u.reserved.code = TH_E_NOMEM_RETAIN;
 		strcpy(event.u.reserved.text, "the host is full");
+		check_fetch_refused();
 	}
 	TRACE("host # reserves: session # code !", host->process.index, event.session,
 		TRACE_E(event.u.reserved.code));

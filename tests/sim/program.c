@@ -327,6 +327,11 @@ program_start(void)
 		group->retain = percent(RNG_SWARM, options->retain_percent)
 					? rules[chance(RNG_SWARM, TH_ARRAY_LEN(rules))]
 					: "";
+		if (group->role != ROLE_TRAINER)
+			group->flags =
+				(percent(RNG_FETCH, options->prefetch_percent) ? CTL_OPEN_PREFETCH
+									       : 0u) |
+				(percent(RNG_FETCH, options->seed_percent) ? CTL_OPEN_SEED : 0u);
 		group->follows = group->role == ROLE_TRAINER && i >= options->models;
 		if ((group->role != ROLE_TRAINER || group->follows) &&
 			percent(RNG_SWARM, options->layout_percent))

@@ -40,6 +40,7 @@ begin(uint64_t seed)
 	check_retain_start();
 	check_risk_start();
 	check_seed_start();
+	check_fetch_start();
 	check_standby_start();
 	check_list_start();
 	check_wire_start();

@@ -146,6 +146,7 @@ enum stream {
 	RNG_LIE,
 	RNG_BURST,
 	RNG_OBSERVE,
+	RNG_FETCH,
 	RNG_STREAMS
 };
 
@@ -188,7 +189,8 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	uint32_t lie_percent; /* of legs: other bytes come, with digests that fit */
 	uint32_t far_times;   /* a chunk from another datacenter takes so many times as long */
 	int64_t burst_ns;     /* between the moments at which all groups call; 0: at any time */
-	int64_t observe_ns;   /* between two questions of an observer; 0: there are none */
+	uint32_t prefetch_percent, seed_percent; /* groups with CTL_OPEN_PREFETCH, _SEED */
+	int64_t observe_ns; /* between two questions of an observer; 0: there are none */
 };
 
 void swarm_draw(struct options *ret_options);
@@ -445,6 +447,7 @@ struct group {
 	enum role role;
 	char replica[32], launch[32];
 	const char *retain; /* rules, or empty */
+	uint32_t flags;     /* CTL_OPEN_... */
 	uint64_t incarnation;
 	struct worker workers[SHARDS_MAX];
 	struct step steps[STEPS_MAX];

@@ -280,6 +280,25 @@ observers(struct options *o)
 		o->observe_ns = between(RNG_OBSERVE, 20 * MS, 2 * SEC);
 }
 
+/* Agents that bring versions before they are asked for. From a stream of its own, as above. */
+static void
+fetches(struct options *o)
+{
+	if (!percent(RNG_FETCH, 25))
+		return;
+	o->prefetch_percent = (uint32_t)between(RNG_FETCH, 0, 100);
+	o->seed_percent = o->datacenters == 1 ? 0 : (uint32_t)between(RNG_FETCH, 0, 100);
+	/* Publishers that are faster than the links. */
+	if (o->quiet && percent(RNG_FETCH, 50)) {
+		o->chunks = 16;
+		o->chunk_ns = between(RNG_FETCH, 60 * MS, 150 * MS) / o->far_times;
+		o->think_ns = between(RNG_FETCH, 50 * MS, 300 * MS);
+		o->retain_percent = 0;
+	}
+	if (o->offload_max == 0 && percent(RNG_FETCH, 80))
+		o->offload_max = (uint32_t)between(RNG_FETCH, 1, 8);
+}
+
 void
 swarm_draw(struct options *o)
 {
@@ -293,4 +312,5 @@ swarm_draw(struct options *o)
 	liars(o);
 	bursts(o);
 	observers(o);
+	fetches(o);
 }

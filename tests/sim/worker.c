@@ -128,6 +128,7 @@ worker_start(struct worker *worker)
 	snprintf(open->replica, sizeof(open->replica), "%s", worker->group->replica);
 	snprintf(open->launch_id, sizeof(open->launch_id), "%s", worker->group->launch);
 	snprintf(open->retain, sizeof(open->retain), "%s", worker->group->retain);
+	open->flags = worker->group->flags;
 	open->lineage = worker->group->lineage;
 	open->shard = worker->shard;
 	open->num_shards = worker->group->shards;

@@ -271,6 +271,7 @@ group_new(struct refsrv *server, struct model *model, const struct ctl_open *ope
 	group->num_shards = open->num_shards;
 	group->state = GROUP_FORMING;
 	group->members = th_calloc(group->num_shards, sizeof(struct member *));
+	group->fetch.ready.version = group->fetch.failed.version = TH_NO_VERSION;
 	DL_APPEND(model->groups, group);
 	name_group(model, group);
 	group_launch_new(group, open);

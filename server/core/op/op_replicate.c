@@ -8,6 +8,7 @@
  * that cannot, a deadline or a cancel before GO restores the old copy: nothing has happened.
  */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "ipc/base/assert.h"
@@ -21,6 +22,7 @@
 #include "server/core/model/model.h"
 #include "server/core/op/op.h"
 #include "server/core/rejoin/rejoin.h"
+#include "server/core/retain/fetch.h"
 #include "server/core/retain/last_copy.h"
 #include "server/core/route/chain_split.h"
 #include "server/core/route/dc_seed.h"
@@ -172,8 +174,9 @@ next_best(struct refsrv *server, const struct group *group, struct th_version la
 static void
 try_plan(struct refsrv *server, struct op *op)
 {
-	const struct group *group = op->group;
+	struct group *group = op->group;
 	struct th_spec spec;
+	const char *reason;
 
 	if (th_spec_parse(op->spec, &spec) != 0) {
 		op_fail(server, op, TH_E_INVALID,
@@ -202,6 +205,8 @@ try_plan(struct refsrv *server, struct op *op)
 			available = true;
 		}
 	}
+	if (op->kind == CTL_OP_UPDATE && spec.relative)
+		memcpy(group->fetch.name, op->spec, sizeof(group->fetch.name));
 	if (op->kind == CTL_OP_UPDATE) {
 		const struct copy *held = group->copy;
 		int order = held == NULL ? 1 : th_version_compare(wanted, held->version->id);
@@ -210,6 +215,10 @@ try_plan(struct refsrv *server, struct op *op)
 			order = 1;
 		if (order < 0 && spec.relative)
 			TH_MARK(i06_never_backward);
+		if (available && order > 0 && spec.relative) {
+			version = fetch_update(group, version, &reason);
+			available = version != NULL;
+		}
 		if (available && order != 0 && dc_seed_skips(server, group, version))
 			available = false;
 		if (!available || order == 0 ||
@@ -272,7 +281,7 @@ plan_anew(struct refsrv *server, struct op *op)
 /* ---- PREPARED and GO ------------------------------------------------------------------------ */
 
 static void
-go(struct refsrv *server, struct op *op, struct copy *source)
+go(struct refsrv *server, struct op *op, struct copy *source, const char *reason)
 {
 	struct group *group = op->group;
 	struct version *version = source->version;
@@ -292,6 +301,7 @@ go(struct refsrv *server, struct op *op, struct copy *source)
 		ev->grant = grant;
 		ev->attributes = source->content->shards[i].attributes;
 		ev->content = source->content->shards[i].hash;
+		snprintf(ev->reason, sizeof(ev->reason), "%s", reason == NULL ? "" : reason);
 		op->members[i].went = true;
 	}
 	for (uint32_t i = 0; i < group->num_shards; i++)
@@ -349,9 +359,16 @@ op_replicate_poke(struct refsrv *server, struct op *op)
 		plan_anew(server, op);
 		return;
 	}
+	const char *reason = NULL;
+	if (op->kind == CTL_OP_UPDATE && op_replicate_by_name(op) &&
+		fetch_update(group, version, &reason) != version) {
+		TH_MARK(what_was_brought_has_gone_since_plan);
+		plan_anew(server, op);
+		return;
+	}
 	struct copy *source = route_choose_copy(server, op, version);
 	if (source != NULL)
-		go(server, op, source);
+		go(server, op, source, reason);
 }
 
 static int

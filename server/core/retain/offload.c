@@ -20,6 +20,7 @@
 #include "server/core/model/group.h"
 #include "server/core/model/model.h"
 #include "server/core/op/op.h"
+#include "server/core/retain/fetch.h"
 #include "server/core/retain/last_copy.h"
 #include "server/core/retain/offload_rules.h"
 #include "server/core/retain/retain.h"
@@ -29,7 +30,7 @@
 
 /* ---- which there are ------------------------------------------------------------------------ */
 
-/* The newest, and before all others one that is being made. */
+/* For retention: the newest, and before all others one that is being made. */
 static struct offload *
 offload_of(const struct version *version)
 {
@@ -37,7 +38,7 @@ offload_of(const struct version *version)
 
 	DL_FOREACH(version->model->retention.offloads, offload)
 	{
-		if (offload->version == version &&
+		if (offload->version == version && offload->why != OFFLOAD_FETCH &&
 			(found == NULL || found->state == OFFLOAD_READY ||
 				offload->state != OFFLOAD_READY))
 			found = offload;
@@ -150,11 +151,19 @@ offload_has_room(const struct agent *agent, uint64_t bytes)
 	       agent->info.offload_bytes >= th_max_u64(1, bytes);
 }
 
+/* What is retained stays where a host stays; what is fetched may be lost with its host. */
 static bool
 may_hold(const struct offload *offload, uint32_t shard, const struct agent *agent)
 {
-	return offload_has_room(agent, offload->version->shards[shard].bytes) &&
-	       agent->inc != offload->avoid_inc && !has_refused(&offload->shards[shard], agent);
+	uint64_t bytes = offload->version->shards[shard].bytes;
+	bool room = offload->why == OFFLOAD_FETCH
+			    ? agent->state == AGENT_ACTIVE && !agent->leaving &&
+				      !node_drains(agent) &&
+				      agent->info.offload_bytes >= th_max_u64(1, bytes)
+			    : offload_has_room(agent, bytes);
+
+	return room && agent->inc != offload->avoid_inc &&
+	       !has_refused(&offload->shards[shard], agent);
 }
 
 bool
@@ -174,19 +183,31 @@ offload_conceivable(const struct refsrv *server, const struct copy *copy)
 	return true;
 }
 
-/* The agent that has the shard, then others of its datacenter: who keeps the least, the oldest. */
+/* Where it belongs: FETCH: with who wants it, else with who has it. NULL: that one is gone. */
 static struct agent *
-offload_choose(const struct refsrv *server, const struct offload *offload, uint32_t shard)
+place_of(struct refsrv *server, const struct offload *offload, uint32_t shard)
 {
-	const struct copy *source = offload_source_of(offload);
-	struct agent *agent, *best = NULL;
+	const struct copy *source;
 
-	if (source == NULL || source->parts[shard].member == NULL)
+	if (offload->why == OFFLOAD_FETCH)
+		return agent_find(server, offload->shards[shard].place_inc);
+	source = offload_source_of(offload);
+	return source == NULL || source->parts[shard].member == NULL
+		       ? NULL
+		       : source->parts[shard].member->agent;
+}
+
+/* Its place, then other agents of that datacenter: who keeps the least, the oldest. */
+static struct agent *
+offload_choose(struct refsrv *server, const struct offload *offload, uint32_t shard)
+{
+	struct agent *own = place_of(server, offload, shard), *agent, *best = NULL;
+
+	if (own == NULL)
 		return NULL;
-	struct agent *own = source->parts[shard].member->agent;
 	if (may_hold(offload, shard, own))
 		return own;
-	for (agent = server->agents; agent != NULL; agent = agent->hh.next) {
+	for (agent = server->agents; agent != NULL && !offload->pinned; agent = agent->hh.next) {
 		if (agent_near(agent, own) && may_hold(offload, shard, agent) &&
 			(best == NULL || agent->num_reserved < best->num_reserved))
 			best = agent;
@@ -327,6 +348,12 @@ offload_fail(struct refsrv *server, struct offload *offload)
 	const struct version *version = offload->version;
 	struct th_err err;
 
+	if (offload->why == OFFLOAD_FETCH) {
+		fetch_failed(offload,
+			offload->text[0] == '\0' ? "no agent takes a copy of it" : offload->text);
+		offload_end(server, offload, "it cannot be brought");
+		return;
+	}
 	TH_MARK(c08_no_memory_anywhere);
 	th_fail(&err, TH_E_NOMEM_RETAIN,
 		"version %" PRIu64
@@ -355,6 +382,38 @@ offload_ask_all(struct refsrv *server, struct offload *offload)
 	return true;
 }
 
+static struct offload *
+offload_new(struct refsrv *server, struct version *version, enum offload_why why,
+	const struct group *replica)
+{
+	struct offload *offload = th_calloc(1, sizeof(*offload));
+
+	offload->reservation = epoch_next_id(server);
+	offload->version = version;
+	offload->why = why;
+	offload->state = OFFLOAD_RESERVING;
+	memcpy(offload->replica, replica->replica, sizeof(offload->replica));
+	offload->num_shards = version->num_shards;
+	offload->shards = th_calloc(offload->num_shards, sizeof(*offload->shards));
+	offload->deadline_ns = INT64_MAX;
+	offload->spare_ns = INT64_MAX;
+	DL_APPEND(version->model->retention.offloads, offload);
+	model_dirty(version->model);
+	return offload;
+}
+
+void
+offload_begin_fetch(
+	struct refsrv *server, const struct group *group, struct version *version, bool pinned)
+{
+	struct offload *offload = offload_new(server, version, OFFLOAD_FETCH, group);
+
+	offload->pinned = pinned;
+	for (uint32_t i = 0; i < group->num_shards; i++)
+		offload->shards[i].place_inc = group->members[i]->agent->inc;
+	(void)offload_ask_all(server, offload);
+}
+
 struct offload *
 offload_begin(
 	struct refsrv *server, struct copy *source, enum offload_why why, const struct agent *avoid)
@@ -366,20 +425,10 @@ offload_begin(
 	if (offload != NULL && (offload->state != OFFLOAD_READY ||
 				       (offload->group != source->group && stands(offload))))
 		return offload;
-	offload = th_calloc(1, sizeof(*offload));
-	offload->reservation = epoch_next_id(server);
-	offload->version = version;
-	offload->why = why;
-	offload->state = OFFLOAD_RESERVING;
-	memcpy(offload->replica, source->group->replica, sizeof(offload->replica));
+	offload = offload_new(server, version, why, source->group);
 	offload->source_id = source->id;
 	offload->avoid_inc = avoid == NULL ? 0 : avoid->inc;
-	offload->num_shards = version->num_shards;
-	offload->shards = th_calloc(offload->num_shards, sizeof(*offload->shards));
 	offload->deadline_ns = th_deadline_ns(server->now_ns, server->config.offload_ns);
-	offload->spare_ns = INT64_MAX;
-	DL_APPEND(version->model->retention.offloads, offload);
-	model_dirty(version->model);
 	TH_MARK(offload_begun);
 	if (!is_repetition(version, why))
 		event_log(server, EVENT_INFO, version->model->name, "",
@@ -520,7 +569,9 @@ offload_refused(struct refsrv *server, const struct agent *agent,
 	snprintf(
 		offload->text, sizeof(offload->text), "node %.64s: %.200s", agent->info.node, text);
 	/* It hears of the RELEASE first. */
-	if (reserved->code != TH_E_NOMEM_RETAIN || !offload_make_room(server, agent))
+	bool asked_again = offload->why != OFFLOAD_FETCH && reserved->code == TH_E_NOMEM_RETAIN &&
+			   (fetch_gives_room(server, agent) || offload_make_room(server, agent));
+	if (!asked_again)
 		offload_refuse(&offload->shards[reserved->shard], agent->inc);
 	unask(server, offload, reserved->shard, false);
 	if (!offload_ask(server, offload, reserved->shard))
@@ -610,6 +661,8 @@ completed(struct refsrv *server, struct offload *offload)
 		return false;
 	offload->state = OFFLOAD_READY;
 	TH_MARK(offload_ready);
+	if (offload->why == OFFLOAD_FETCH)
+		fetch_completed(offload);
 	event_log(server, EVENT_INFO, offload->version->model->name, "",
 		"version %" PRIu64 " of %s is in host memory: the offload copy of replica %s is "
 		"complete",
@@ -673,4 +726,5 @@ offload_settle(struct refsrv *server, struct model *model)
 		}
 	}
 	offload_rescue(server, model);
+	fetch_settle(server, model);
 }

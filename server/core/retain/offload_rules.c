@@ -16,6 +16,7 @@
 #include "server/core/model/model.h"
 #include "server/core/rejoin/rejoin.h"
 #include "server/core/retain/at_risk.h"
+#include "server/core/retain/fetch.h"
 #include "server/core/retain/offload.h"
 #include "server/core/retain/retain.h"
 #include "server/core/view/event_log.h"
@@ -68,6 +69,8 @@ offload_needed(struct refsrv *server, const struct offload *offload)
 	const struct copy *copy;
 	uint32_t steady, leaving;
 
+	if (offload->why == OFFLOAD_FETCH || fetch_wanted(server, offload))
+		return fetch_wanted(server, offload);
 	if (!retain_names(server, version))
 		return false;
 	/* Who waits for it may not have come back yet. */
@@ -122,6 +125,8 @@ offload_rules_may_go(struct refsrv *server, struct offload *offload)
 {
 	if (TH_PLANT(retained_offload_released) && !is_read(offload->group->copy))
 		return true;
+	if (fetch_wanted(server, offload))
+		return false;
 	if (!retain_names(server, offload->version))
 		return !is_read(offload->group->copy);
 	if (!another_will_do(server, offload, INT64_MIN)) {
@@ -170,7 +175,8 @@ offload_make_room(struct refsrv *server, const struct agent *agent)
 	DL_FOREACH2(agent->members, member, agent_next)
 	{
 		struct offload *offload = member->group->offload;
-		if (offload == NULL || offload->version == NULL ||
+		/* What is fetched is given up before, by fetch.h. */
+		if (offload == NULL || offload->version == NULL || offload->why == OFFLOAD_FETCH ||
 			offload->state != OFFLOAD_READY || retain_names(server, offload->version))
 			continue;
 		TH_MARK(c08_room_is_made);

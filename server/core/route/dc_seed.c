@@ -24,9 +24,8 @@ dc_seed_leg(const struct refsrv *server, const struct leg *leg)
 	copy->seed_live_ns = server->live_ns;
 }
 
-/* Each shard of it is where the group's member of that shard is. */
-static bool
-is_near(const struct copy *copy, const struct group *group)
+bool
+dc_seed_near(const struct copy *copy, const struct group *group)
 {
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
 		const struct member *member = copy->parts[i].member;
@@ -59,7 +58,7 @@ dc_seed_skips(const struct refsrv *server, const struct group *group, const stru
 	DL_FOREACH(version->copies, copy)
 	{
 		if (copy->group == group || copy->draining || !copy_stands(copy) ||
-			!content_listed(copy) || !is_near(copy, group))
+			!content_listed(copy) || !dc_seed_near(copy, group))
 			continue;
 		if (copy->state == COPY_READY)
 			return false;

@@ -25,6 +25,9 @@ void dc_seed_leg(const struct refsrv *server, const struct leg *leg);
 bool dc_seed_skips(
 	const struct refsrv *server, const struct group *group, const struct version *version);
 
+/* Each shard of it is in the datacenter of the group's member of that shard. */
+bool dc_seed_near(const struct copy *copy, const struct group *group);
+
 /* This copy has become complete. */
 void dc_seed_complete(struct refsrv *server, const struct copy *copy);
 

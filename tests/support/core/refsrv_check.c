@@ -7,6 +7,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/name.h"
+#include "server/core/cluster/agent.h"
 #include "server/core/cluster/epoch.h"
 #include "server/core/cluster/standby.h"
 #include "server/core/model/group.h"
@@ -390,8 +391,35 @@ check_snapshots(const struct refsrv *server)
 
 /*
  * One offload copy of a version at a time, but when a complete one is on nodes that are drained or
- * do not answer, or one comes back while another is made (I13); and its group.
+ * do not answer, or one comes back while another is made (I13). Of those that are fetched one a
+ * host, and one a datacenter that is for all of it.
  */
+static void
+check_two_offloads(const struct offload *offload, const struct offload *other)
+{
+	bool fetched = offload->why == OFFLOAD_FETCH;
+
+	if (other->version != offload->version || offload->why == OFFLOAD_REJOINED ||
+		other->why == OFFLOAD_REJOINED || fetched != (other->why == OFFLOAD_FETCH))
+		return;
+	if (!fetched) {
+		TH_ASSERT(offload->state == OFFLOAD_READY && other->why != OFFLOAD_RESCUE);
+		return;
+	}
+	/* Groups that share some of their hosts have a copy each; and a seed may have moved. */
+	bool apart = offload->pinned != other->pinned;
+	for (uint32_t i = 0; i < offload->num_shards; i++) {
+		struct refsrv *server = offload->version->model->server;
+		const struct agent *one = agent_find(server, offload->shards[i].agent_inc);
+		const struct agent *two = agent_find(server, other->shards[i].agent_inc);
+		apart = apart || one == NULL || two == NULL || one != two;
+		if (!offload->pinned && !other->pinned && one != NULL && two != NULL)
+			apart = apart && !agent_near(one, two);
+	}
+	TH_ASSERT(apart);
+}
+
+/* And the groups that they are. */
 static void
 check_offloads(const struct model *model)
 {
@@ -405,10 +433,7 @@ check_offloads(const struct model *model)
 		TH_ASSERT(offload->state == OFFLOAD_RESERVING || offload->group != NULL);
 		TH_ASSERT(offload->group == NULL || offload->group->offload == offload);
 		for (other = offload->next; other != NULL; other = other->next)
-			TH_ASSERT(
-				other->version != offload->version ||
-				other->why == OFFLOAD_REJOINED ||
-				(offload->state == OFFLOAD_READY && other->why != OFFLOAD_RESCUE));
+			check_two_offloads(offload, other);
 		for (uint32_t i = 0; i < offload->num_shards; i++)
 			TH_ASSERT(offload->shards[i].agent_inc != 0 &&
 				  (offload->shards[i].sid != 0 || !offload->shards[i].registered));

@@ -351,6 +351,7 @@ world_open(struct world *w, uint32_t agent, const char *model, const char *repli
 	request.u.open.num_shards = num_shards;
 	request.u.open.lineage = lineage;
 	request.u.open.pid = 100 + shard;
+	request.u.open.flags = w->flags;
 	if (w->retain != NULL)
 		snprintf(request.u.open.retain, sizeof(request.u.open.retain), "%s", w->retain);
 	int code = world_request(w, agent, &request);

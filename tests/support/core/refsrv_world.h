@@ -49,6 +49,7 @@ struct world {
 	bool spot;              /* of agents that attach */
 	uint64_t offload_bytes; /* what such agents keep for copies of others */
 	const char *retain;     /* rules that world_open and world_member bring; NULL: none */
+	uint32_t flags;         /* CTL_OPEN_..., likewise */
 	bool hash_late; /* world_outcome says nothing of what was published: world_content does */
 };
 
