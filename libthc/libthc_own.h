@@ -12,7 +12,7 @@
  * thc_fd: tests/model/waiters.pml.
  *
  * A forked child shares descriptors with its parent, so the child handler closes them, and every
- * call looks at the fork count before it touches anything else.
+ * call looks at the fork count before it touches anything else: a lock may be held for ever there.
  * Names that begin with thc_ are exported, so internal ones do not.
  */
 #ifndef TH_LIBTHC_LIBTHC_OWN_H
@@ -118,10 +118,10 @@ struct placed_tensor {      /* of the registration, for thc_memory_path and sent
 	uint64_t start, bytes;
 };
 
-enum shard_life { /* written by life_enter (open_close.c) */
-	SHARD_OPEN = 0,
+enum shard_life {         /* written by life_enter (open_close.c) */
+	SHARD_CLOSED = 0, /* no new call; torn down by the last that leaves. Not open yet, too */
+	SHARD_OPEN,
 	SHARD_CLOSING, /* thc_close waits for the others to leave, and for the agent */
-	SHARD_CLOSED,  /* no new call; torn down by the last that leaves */
 };
 
 enum shard_agent { /* written by shard_agent_enter */
@@ -138,11 +138,18 @@ enum shard_close { /* the agent's part in it; written by shard_close_enter */
 
 enum registration { REGISTRATION_NONE, REGISTRATION_DONE, REGISTRATION_UNKNOWN };
 
+/*
+ * Its memory is never freed, so a call may take the lock of a handle that another thread closes, or
+ * has closed, and finds it closed. It is kept for the next thc_open.
+ */
 struct thc_shard {
+	/* These five outlive a close: of a closed handle all others are 0. */
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	uint64_t fork_count;                     /* of the process that opened it; never changes */
-	struct thc_shard *next_open, *prev_open; /* list of handles, under its lock */
+	uint64_t fork_count;           /* of the process that made it; never changes */
+	struct thc_shard *next, *prev; /* list of open or closed handles, under its lock */
+	enum shard_life life;          /* under lock */
+
 	char model[TH_NAME_MAX + 1];
 	uint64_t session;
 	uint8_t secret[16];
@@ -154,7 +161,6 @@ struct thc_shard {
 	/* All below: under lock. */
 	uint32_t refs;   /* the caller's handle, calls inside, operations: the memory */
 	uint32_t inside; /* calls inside: the descriptors and mappings */
-	enum shard_life life;
 	enum shard_agent agent;
 	char lost_text[TH_CTL_TEXT_BYTES];
 	int ended; /* the agent has ended the session: what every call answers; 0: it has not */
@@ -218,11 +224,11 @@ struct thc_shard {
 /* Registers the fork handlers; every call that makes something that fork must know begins here. */
 void shard_process_init(void);
 uint64_t shard_fork_count(void);
-/* All fields at rest, descriptors -1, not in the list. NULL: out of memory. */
+/* All fields at rest, closed, descriptors -1, in the list of open ones. NULL: out of memory. */
 struct thc_shard *shard_new(void);
-void shard_list_add(struct thc_shard *shard);
-void shard_list_remove(struct thc_shard *shard);
-/* Calls visit for every open handle of this process, with its lock held. */
+/* Not for shard_for_each any more. Under no lock. */
+void shard_unlist(struct thc_shard *shard);
+/* Calls visit for every listed handle of this process, with its lock held. */
 void shard_for_each(void (*visit)(struct thc_shard *shard, uint64_t arg), uint64_t arg);
 
 enum shard_enter_flags {
@@ -233,7 +239,7 @@ enum shard_enter_flags {
 /* 0: the lock is held and the handle stays until shard_leave; or a code, and nothing is held. */
 TH_MUST_USE int shard_enter(struct thc_shard *shard, unsigned flags);
 void shard_leave(struct thc_shard *shard); /* gives the lock back */
-/* Drops a reference under the lock, which is given back; frees what nobody refers to. */
+/* Drops a reference under the lock, which is given back; what nobody refers to is for shard_new. */
 void shard_unref_unlock(struct thc_shard *shard);
 
 /* The handle is of no use any more: ends all operations and wakes all waiters. */

@@ -164,6 +164,23 @@ find_endpoints(const char *agent, struct endpoints *ret_endpoints)
 	return rc < 0 ? rc : set_endpoint(what, folder, "agent.ipc", ret_endpoints->ipc);
 }
 
+/* ---- life ---------------------------------------------------------------------------------- */
+
+static const struct th_states lives = {"handle",
+	{
+		[SHARD_CLOSED] = {"closed", TH_STATE(SHARD_OPEN)},
+		[SHARD_OPEN] = {"open", TH_STATE(SHARD_CLOSING)},
+		[SHARD_CLOSING] = {"closing", TH_STATE(SHARD_OPEN) | TH_STATE(SHARD_CLOSED)},
+	}};
+
+/* A program that closes twice is refused before (shard_enter). */
+static void
+life_enter(struct thc_shard *shard, enum shard_life life, const char *why)
+{
+	th_state_check(&lives, shard->life, life, why);
+	shard->life = life;
+}
+
 /* ---- open ---------------------------------------------------------------------------------- */
 
 static int
@@ -336,8 +353,6 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 		return shim_fail(-ENOMEM, "out of memory for a handle");
 	shard->open_flags = own.flags;
 	shard->observes = own.replica == NULL;
-	/* In the list at once: a fork meanwhile must find the descriptors. */
-	shard_list_add(shard);
 	int64_t until_ns = deadline_with_grace(deadline_ns);
 	rc = sp_req_init(&shard->request, endpoints.ipc);
 	if (rc == 0) {
@@ -353,11 +368,15 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 	if (rc == 0)
 		rc = open_close_join(shard, &open, until_ns);
 	if (rc < 0) {
-		shard_list_remove(shard);
+		shard_unlist(shard);
 		pthread_mutex_lock(&shard->lock);
 		shard_unref_unlock(shard);
 		return rc;
 	}
+	/* Under the lock: somebody may still ask what was closed at this address. */
+	pthread_mutex_lock(&shard->lock);
+	life_enter(shard, SHARD_OPEN, "thc_open");
+	pthread_mutex_unlock(&shard->lock);
 	log_info("libthc", "opened model=%s replica=%s shard=%" PRIu32 " session=%" PRIu64,
 		open.model, open.replica, open.shard, shard->session);
 	*ret_shard = shard;
@@ -365,21 +384,6 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 }
 
 /* ---- close --------------------------------------------------------------------------------- */
-
-static const struct th_states lives = {"handle",
-	{
-		[SHARD_OPEN] = {"open", TH_STATE(SHARD_CLOSING)},
-		[SHARD_CLOSING] = {"closing", TH_STATE(SHARD_OPEN) | TH_STATE(SHARD_CLOSED)},
-		[SHARD_CLOSED] = {"closed", 0},
-	}};
-
-/* A program that closes twice is refused before (shard_enter). */
-static void
-life_enter(struct thc_shard *shard, enum shard_life life, const char *why)
-{
-	th_state_check(&lives, shard->life, life, why);
-	shard->life = life;
-}
 
 static const struct th_states closes = {
 	"close of a handle", {
@@ -481,7 +485,7 @@ finish_close(struct thc_shard *shard)
 	shard_wake(shard);
 	/* The list's lock comes before the handle's; closed keeps everybody else out meanwhile. */
 	pthread_mutex_unlock(&shard->lock);
-	shard_list_remove(shard);
+	shard_unlist(shard);
 	pthread_mutex_lock(&shard->lock);
 	shard->refs--; /* the caller's; the one of this call is still there */
 	shard_leave(shard);

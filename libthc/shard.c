@@ -38,6 +38,7 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct thc_shard *list;      /* open handles, under list_lock                           */
+static struct thc_shard *unused;    /* closed ones that nothing refers to, by next, likewise   */
 static _Atomic uint64_t fork_count; /* how many forks lie between the first process and this   */
 
 static void
@@ -78,12 +79,13 @@ static void
 fork_child(void)
 {
 	atomic_fetch_add_explicit(&fork_count, 1, memory_order_relaxed);
-	for (struct thc_shard *shard = list; shard != NULL; shard = shard->next_open) {
+	for (struct thc_shard *shard = list; shard != NULL; shard = shard->next) {
 		close_files(shard);
 		th_fd_close(&shard->giving);
 		th_fd_close(&shard->request.fd);
 	}
 	list = NULL;
+	unused = NULL;
 	memory_forked();
 	sent_unlock();
 	memory_unlock();
@@ -117,29 +119,17 @@ shard_fork_count(void)
 }
 
 void
-shard_list_add(struct thc_shard *shard)
+shard_unlist(struct thc_shard *shard)
 {
 	pthread_mutex_lock(&list_lock);
-	shard->prev_open = NULL;
-	shard->next_open = list;
-	if (list != NULL)
-		list->prev_open = shard;
-	list = shard;
-	pthread_mutex_unlock(&list_lock);
-}
-
-void
-shard_list_remove(struct thc_shard *shard)
-{
-	pthread_mutex_lock(&list_lock);
-	if (shard->prev_open != NULL)
-		shard->prev_open->next_open = shard->next_open;
-	else if (list == shard)
-		list = shard->next_open;
-	if (shard->next_open != NULL)
-		shard->next_open->prev_open = shard->prev_open;
-	shard->next_open = NULL;
-	shard->prev_open = NULL;
+	if (shard->prev != NULL)
+		shard->prev->next = shard->next;
+	else
+		list = shard->next;
+	if (shard->next != NULL)
+		shard->next->prev = shard->prev;
+	shard->next = NULL;
+	shard->prev = NULL;
 	pthread_mutex_unlock(&list_lock);
 }
 
@@ -147,7 +137,7 @@ void
 shard_for_each(void (*visit)(struct thc_shard *shard, uint64_t arg), uint64_t arg)
 {
 	pthread_mutex_lock(&list_lock);
-	for (struct thc_shard *shard = list; shard != NULL; shard = shard->next_open) {
+	for (struct thc_shard *shard = list; shard != NULL; shard = shard->next) {
 		pthread_mutex_lock(&shard->lock);
 		visit(shard, arg);
 		pthread_mutex_unlock(&shard->lock);
@@ -157,19 +147,14 @@ shard_for_each(void (*visit)(struct thc_shard *shard, uint64_t arg), uint64_t ar
 
 /* ---- life of a handle ---------------------------------------------------------------------- */
 
-struct thc_shard *
-shard_new(void)
+static struct thc_shard *
+make_shard(void)
 {
 	pthread_condattr_t attr;
 	struct thc_shard *shard = calloc(1, sizeof(*shard));
 
 	if (shard == NULL)
 		return NULL;
-	shard->message = calloc(1, sizeof(*shard->message));
-	if (shard->message == NULL) {
-		free(shard);
-		return NULL;
-	}
 	/* Of the defaults that glibc gives these three calls none can fail. */
 	(void)pthread_mutex_init(&shard->lock, NULL);
 	(void)pthread_condattr_init(&attr);
@@ -177,6 +162,28 @@ shard_new(void)
 	(void)pthread_cond_init(&shard->changed, &attr);
 	(void)pthread_condattr_destroy(&attr);
 	shard->fork_count = shard_fork_count();
+	return shard;
+}
+
+struct thc_shard *
+shard_new(void)
+{
+	struct fdmsg *message = calloc(1, sizeof(*message));
+
+	if (message == NULL)
+		return NULL;
+	pthread_mutex_lock(&list_lock);
+	struct thc_shard *shard = unused;
+	if (shard != NULL)
+		unused = shard->next;
+	else
+		shard = make_shard();
+	if (shard == NULL) {
+		pthread_mutex_unlock(&list_lock);
+		free(message);
+		return NULL;
+	}
+	shard->message = message;
 	shard->refs = 1;
 	shard->sock = -1;
 	shard->bell_agent = -1;
@@ -188,6 +195,12 @@ shard_new(void)
 	shard->uncollected = -1;
 	shard->giving = -1;
 	shard->request.fd = -1;
+	/* In the list at once: a fork meanwhile must find the descriptors. */
+	shard->next = list;
+	if (list != NULL)
+		list->prev = shard;
+	list = shard;
+	pthread_mutex_unlock(&list_lock);
 	return shard;
 }
 
@@ -201,18 +214,22 @@ tear_down(struct thc_shard *shard)
 	segment_worker_unmap(&shard->files);
 }
 
+/* It is unlisted, and closed: a call that finds it reads nothing of what changes here. */
 static void
 shard_destroy(struct thc_shard *shard)
 {
+	const size_t kept = offsetof(struct thc_shard, model);
+
 	tear_down(shard);
 	attributes_free(shard);
 	free(shard->sent);
 	free(shard->forgets);
 	free(shard->message);
-	(void)pthread_cond_destroy(&shard->changed);
-	(void)pthread_mutex_destroy(&shard->lock);
-	explicit_bzero(shard->secret, sizeof(shard->secret));
-	free(shard);
+	explicit_bzero((uint8_t *)shard + kept, sizeof(*shard) - kept);
+	pthread_mutex_lock(&list_lock);
+	shard->next = unused;
+	unused = shard;
+	pthread_mutex_unlock(&list_lock);
 }
 
 void
@@ -249,7 +266,9 @@ shard_enter(struct thc_shard *shard, unsigned flags)
 	int rc = 0;
 	bool begins = (flags & ENTER_BEGINS_NOTHING) == 0;
 	if (shard->life != SHARD_OPEN)
-		rc = shim_fail(THC_E_STATE, "another thread closes this handle");
+		rc = shim_fail(THC_E_STATE, shard->life == SHARD_CLOSED
+						    ? "this handle is closed"
+						    : "another thread closes this handle");
 	else if ((flags & ENTER_LOST) == 0 && ended(shard))
 		rc = errors_from_agent(shard->ended, shard->ended_text);
 	else if (begins && session_is_being_closed(shard) && !shard_lost(shard))

@@ -211,7 +211,9 @@ enum thc_close_flags { THC_CLOSE_ABANDON = 1u << 0 };
  * THC_E_STATE: close again. After THC_E_AGENT_LOST the handle holds nothing: only thc_close (at
  * once) and thc_safe_to_mutate are accepted; open again. Calls of other threads that wait in this
  * handle end with THC_E_CANCELLED; operations that were not freed keep their outcome
- * (THC_E_CANCELLED when they had none) until thc_op_free.
+ * (THC_E_CANCELLED when they had none) until thc_op_free. Calls that come to the handle meanwhile
+ * or later, another thc_close too, answer THC_E_STATE, until a thc_open returns the same address
+ * again: they are then calls of the new handle, which is the caller's fault and cannot be told.
  */
 int thc_close(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms);
 

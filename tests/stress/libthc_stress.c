@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libthc_stress - several threads in one handle against a scripted agent: operations, listings,
- * waits, questions and a thread that polls thc_fd; then close while others are inside. Plain
- * main, so that it runs under ThreadSanitizer. A lost wake-up shows as a call that takes longer
- * than its deadline.
+ * waits, questions and a thread that polls thc_fd; then close while others are inside, and several
+ * threads that close at once while others go on calling. Plain main, so that it runs under
+ * ThreadSanitizer. A lost wake-up shows as a call that takes longer than its deadline.
  */
 #include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,6 +128,72 @@ holds(void *arg)
 	return arg;
 }
 
+/* ---- calls of a handle that others close, or have closed ------------------------------------- */
+
+static pthread_barrier_t all_here;
+static atomic_uint closed;
+
+static void *
+closes(void *arg)
+{
+	(void)pthread_barrier_wait(&all_here);
+	int rc = thc_close(shard, 0, SOON);
+	CHECK(rc == 0 || rc == THC_E_STATE);
+	if (rc == 0)
+		atomic_fetch_add(&closed, 1u);
+	CHECK(thc_close(shard, 0, SOON) == THC_E_STATE);
+	return arg;
+}
+
+/* Each goes on until the handle is closed under it, and once more. */
+static void *
+asks(void *arg)
+{
+	int rc = 0;
+
+	(void)pthread_barrier_wait(&all_here);
+	do {
+		rc = thc_held_version(shard, NULL, NULL);
+		(void)thc_shard_events(shard);
+	} while (rc == THC_E_NOT_AVAILABLE);
+	CHECK(rc == THC_E_STATE);
+	CHECK(thc_safe_to_mutate(shard) == THC_E_STATE);
+	return arg;
+}
+
+static void *
+lists(void *arg)
+{
+	struct thc_listing *listing = NULL;
+	int rc = 0;
+
+	(void)pthread_barrier_wait(&all_here);
+	do {
+		rc = thc_list(shard, 0, SOON, &listing);
+		if (rc == 0)
+			thc_listing_free(listing);
+	} while (rc == 0 || rc == THC_E_CANCELLED);
+	CHECK(rc == THC_E_STATE);
+	CHECK(thc_fd(shard) == THC_E_STATE);
+	return arg;
+}
+
+static void *
+updates(void *arg)
+{
+	int rc = 0;
+
+	(void)pthread_barrier_wait(&all_here);
+	do
+		rc = thc_update(shard, "17", SOON, NULL);
+	while (rc == 0 || rc == THC_E_CANCELLED);
+	CHECK(rc == THC_E_STATE);
+	CHECK(thc_publish(shard, 1, SOON) == THC_E_STATE);
+	return arg;
+}
+
+/* ---- the rounds ------------------------------------------------------------------------------ */
+
 static void
 script(enum fake_operation operation)
 {
@@ -149,6 +217,7 @@ int
 main(void)
 {
 	void *(*const busy[])(void *) = {operations, operations, listings, waits, waits, polls};
+	void *(*const racing[])(void *) = {closes, asks, closes, lists, closes, updates};
 	pthread_t holder;
 	int64_t start = th_now_ns();
 
@@ -169,6 +238,13 @@ main(void)
 		CHECK(pthread_join(holder, NULL) == 0);
 		script(FAKE_COMPLETE);
 	}
+	CHECK(pthread_barrier_init(&all_here, NULL, TH_ARRAY_LEN(racing)) == 0);
+	for (unsigned round = 1; round <= ROUNDS; round++) {
+		open_one();
+		run(racing, TH_ARRAY_LEN(racing));
+		CHECK(atomic_load(&closed) == round);
+	}
+	CHECK(pthread_barrier_destroy(&all_here) == 0);
 	CHECK(thc_free(memory) == 0);
 	fake_agent_stop(&agent);
 	CHECK(th_now_ns() - start < INT64_C(100000000000));

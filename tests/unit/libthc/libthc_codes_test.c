@@ -281,6 +281,56 @@ Test(libthc_codes, every_call__while_another_thread_closes__state)
 	shard = NULL;
 }
 
+/* As calls of other threads find it: of a handle that is closed, and one that closes again. */
+Test(libthc_codes, every_call__of_a_closed_handle__state)
+{
+	open_handle();
+	cr_assert_eq(call_register(), 0, "%s", thc_errmsg());
+	cr_assert_eq(call_replicate_submit(), 0, "%s", thc_errmsg());
+	cr_assert_eq(call_close(), 0, "%s", thc_errmsg());
+	for (int freed = 0; freed < 2; freed++) {
+		each_call(HANDLE)
+		{
+			expect(i, THC_E_STATE);
+			says("this handle is closed");
+		}
+		cr_assert_eq(thc_shard_events(shard), 0);
+		/* The last that refers to the handle. */
+		thc_op_free(op);
+		op = NULL;
+	}
+	shard = NULL;
+}
+
+/* Nor is memory lost by that: what was closed is opened again. */
+Test(libthc_codes, open__after_closes__in_the_memory_of_those)
+{
+	struct thc_shard *first = NULL, *failed = NULL;
+	const struct thc_open_opts opts = good_opts();
+
+	open_handle();
+	first = shard;
+	for (int round = 0; round < 3; round++) {
+		cr_assert_eq(call_close(), 0, "%s", thc_errmsg());
+		script(agent.open = FAKE_HANG_UP_OPEN);
+		cr_assert_eq(thc_open(&opts, SOON, &failed), THC_E_AGENT_LOST);
+		cr_assert_eq(call_held_version(), THC_E_STATE);
+		script(agent.open = FAKE_SESSION);
+		open_handle();
+		cr_assert_eq(shard, first);
+		cr_assert_eq(call_held_version(), THC_E_NOT_AVAILABLE);
+	}
+	pid_t child = fork();
+	if (child == 0) {
+		/* The parent's, whose locks another thread may have had, are of no use here. */
+		int rc = thc_open(&opts, SOON, &failed);
+		_exit(call_held_version() == THC_E_FORKED && (rc < 0 || failed != first) ? 0 : 1);
+	}
+	int status = 0;
+	cr_assert_eq(waitpid(child, &status, 0), child);
+	cr_assert_eq(status, 0);
+}
+
 /* The thread is inside when the agent has its document or operation; then the handle is closed. */
 static size_t blocked;
 
