@@ -91,20 +91,6 @@ ac_session_by_sid(const struct agent_core *agent, uint64_t sid)
 	(CTL_OPEN_SPOT | CTL_OPEN_REQUIRE_RDMA | CTL_OPEN_NO_MEMORY_FD | CTL_OPEN_STAGED |         \
 		CTL_OPEN_PREFETCH | CTL_OPEN_SEED)
 
-/* Flags of thc_open whose effect is not there must not be promised by silence. */
-static const char *
-flag_name(uint32_t flags)
-{
-	static const char *const names[] = {"THC_SPOT", "THC_REQUIRE_RDMA", "THC_OFFLOAD_SEED",
-		"THC_NO_MEMORY_FD", "THC_STAGED", "THC_PREFETCH"};
-
-	for (size_t i = 0; i < TH_ARRAY_LEN(names); i++) {
-		if ((flags & ~(uint32_t)OPEN_FLAGS & (1u << i)) != 0)
-			return names[i];
-	}
-	return "an unknown flag";
-}
-
 static uint32_t
 num_of_workers(const struct agent_core *agent)
 {
@@ -162,8 +148,9 @@ open_check(const struct agent_core *agent, const struct ctl_open *open, struct t
 		return err->code;
 	if (refused != 0)
 		return th_fail(err, TH_E_INVALID,
-			"flags 0x%x: this version of the agent does not offer %s; open without it",
-			open->flags, flag_name(refused));
+			"flags 0x%x: this version of the agent does not know 0x%x of them; open "
+			"without these",
+			open->flags, refused);
 	return observer ? open_check_observer(open, err) : 0;
 }
 

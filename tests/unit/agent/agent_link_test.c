@@ -409,8 +409,8 @@ open_code(uint32_t shard, uint32_t num_shards, uint32_t flags)
 Test(agent_link, open__what_is_not_offered__invalid_and_says_what)
 {
 	rig_attach(&rig);
-	cr_assert_eq(open_code(0, 1, 1u << 0 | 1u << 2), TH_E_INVALID);
-	cr_assert(strstr(rig_last(&rig, AGENT_OPENED)->u.answer.text, "THC_OFFLOAD_SEED") != NULL);
+	cr_assert_eq(open_code(0, 1, 1u << 0 | 1u << 6), TH_E_INVALID);
+	cr_assert(strstr(rig_last(&rig, AGENT_OPENED)->u.answer.text, "0x40 of them") != NULL);
 	cr_assert_eq(open_code(0, 1, 1u << 20), TH_E_INVALID);
 	cr_assert_eq(open_code(2, 2, 0), TH_E_INVALID);
 	cr_assert_eq(open_code(0, 0, 0), TH_E_INVALID);
