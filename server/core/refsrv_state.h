@@ -400,8 +400,8 @@ struct fetching { /* what its hosts bring before it asks: see fetch.h; part of s
 	struct th_version ready;         /* as its members were told last */
 	struct th_version failed;        /* this one could not be brought, */
 	struct th_version failed_beside; /* when that was ready, */
-	char why[sizeof(((struct ctl_ev_go *)0)->reason)]; /* for this reason */
-	uint32_t given_up; /* in a row, because a newer one was there */
+	char why[CTL_REASON_BYTES];      /* for this reason */
+	uint32_t given_up;               /* in a row, because a newer one was there */
 };
 
 struct group {                /* owned by model.groups */

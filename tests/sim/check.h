@@ -3,7 +3,7 @@
  * check - the invariants (I1 .. of the protocol): hooks that the world calls where something
  * happens, and what is looked at after events. A breach ends the run by sim_fail().
  *
- * What of I1 to I19 is proved, and by whom:
+ * What of I1 to I21 is proved, and by whom:
  *
  *   I1  bytes            check_memory, check_group: a worker's memory against what was published
  *   I2  readers          check_memory: scribbling where a worker may write; check_group: calls
@@ -27,10 +27,12 @@
  *                        to its agent alone; check_list: a model's listing names its own replicas
  *   I18 determinism      main.c: --twice
  *   I19 one server       check_standby: one of several serves
+ *   I20 strangers        stranger.c: who knows every number and no secret
+ *   I21 brought before   check_fetch: an update reads from its own hosts
  *
  * Beside them: check_risk: who is told that a version is lost; check_list: list, wait and "latest"
- * fit what has happened; check_wire: C6; check_seed: C17; check_fetch: I21. What a plant (TH_PLANT)
- * breaks is printed by plants_test.py.
+ * fit what has happened; check_wire: C6; check_seed: C17. What a plant (TH_PLANT) breaks is printed
+ * by plants_test.py.
  */
 #ifndef TH_TESTS_SIM_CHECK_H
 #define TH_TESTS_SIM_CHECK_H

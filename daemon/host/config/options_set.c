@@ -460,7 +460,6 @@ options_check(const struct options *options, struct th_err *err)
 	if (options->far_transport == OPTIONS_FAR_RDMA && !options->transport_rdma)
 		return th_fail(err, TH_E_INVALID,
 			"far.transport=rdma, and --transport leaves rdma out; name it there, or "
-			"say "
-			"far.transport=tcp");
+			"say far.transport=tcp");
 	return options_rdma_check(&options->rdma, err);
 }

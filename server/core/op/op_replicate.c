@@ -205,9 +205,9 @@ try_plan(struct refsrv *server, struct op *op)
 			available = true;
 		}
 	}
-	if (op->kind == CTL_OP_UPDATE && spec.relative)
-		memcpy(group->fetch.name, op->spec, sizeof(group->fetch.name));
 	if (op->kind == CTL_OP_UPDATE) {
+		if (spec.relative)
+			memcpy(group->fetch.name, op->spec, sizeof(group->fetch.name));
 		const struct copy *held = group->copy;
 		int order = held == NULL ? 1 : th_version_compare(wanted, held->version->id);
 		/* What it has is not that version. */

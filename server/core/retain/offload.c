@@ -147,7 +147,7 @@ has_refused(const struct offload_shard *shard, const struct agent *agent)
 static bool
 offload_has_room(const struct agent *agent, uint64_t bytes)
 {
-	return agent->state == AGENT_ACTIVE && !agent->info.spot && !node_drains(agent) &&
+	return agent->state == AGENT_ACTIVE && !node_drains(agent) &&
 	       agent->info.offload_bytes >= th_max_u64(1, bytes);
 }
 
@@ -155,15 +155,10 @@ offload_has_room(const struct agent *agent, uint64_t bytes)
 static bool
 may_hold(const struct offload *offload, uint32_t shard, const struct agent *agent)
 {
-	uint64_t bytes = offload->version->shards[shard].bytes;
-	bool room = offload->why == OFFLOAD_FETCH
-			    ? agent->state == AGENT_ACTIVE && !agent->leaving &&
-				      !node_drains(agent) &&
-				      agent->info.offload_bytes >= th_max_u64(1, bytes)
-			    : offload_has_room(agent, bytes);
+	bool stays = offload->why == OFFLOAD_FETCH ? !agent->leaving : !agent->info.spot;
 
-	return room && agent->inc != offload->avoid_inc &&
-	       !has_refused(&offload->shards[shard], agent);
+	return stays && offload_has_room(agent, offload->version->shards[shard].bytes) &&
+	       agent->inc != offload->avoid_inc && !has_refused(&offload->shards[shard], agent);
 }
 
 bool
@@ -173,7 +168,8 @@ offload_conceivable(const struct refsrv *server, const struct copy *copy)
 		const struct member *member = copy->parts[i].member;
 		const struct agent *agent = member == NULL ? NULL : server->agents;
 		for (; agent != NULL; agent = agent->hh.next) {
-			if (offload_has_room(agent, copy->version->shards[i].bytes) &&
+			if (!agent->info.spot &&
+				offload_has_room(agent, copy->version->shards[i].bytes) &&
 				agent_near(agent, member->agent))
 				break;
 		}
@@ -384,7 +380,7 @@ offload_ask_all(struct refsrv *server, struct offload *offload)
 
 static struct offload *
 offload_new(struct refsrv *server, struct version *version, enum offload_why why,
-	const struct group *replica)
+	const struct group *group)
 {
 	struct offload *offload = th_calloc(1, sizeof(*offload));
 
@@ -392,7 +388,7 @@ offload_new(struct refsrv *server, struct version *version, enum offload_why why
 	offload->version = version;
 	offload->why = why;
 	offload->state = OFFLOAD_RESERVING;
-	memcpy(offload->replica, replica->replica, sizeof(offload->replica));
+	memcpy(offload->replica, group->replica, sizeof(offload->replica));
 	offload->num_shards = version->num_shards;
 	offload->shards = th_calloc(offload->num_shards, sizeof(*offload->shards));
 	offload->deadline_ns = INT64_MAX;
@@ -570,7 +566,7 @@ offload_refused(struct refsrv *server, const struct agent *agent,
 		offload->text, sizeof(offload->text), "node %.64s: %.200s", agent->info.node, text);
 	/* It hears of the RELEASE first. */
 	bool asked_again = offload->why != OFFLOAD_FETCH && reserved->code == TH_E_NOMEM_RETAIN &&
-			   (fetch_gives_room(server, agent) || offload_make_room(server, agent));
+			   offload_make_room(server, agent);
 	if (!asked_again)
 		offload_refuse(&offload->shards[reserved->shard], agent->inc);
 	unask(server, offload, reserved->shard, false);

@@ -9,9 +9,10 @@
  *   FILLING:   the group replicates, by the same PLAN, GO and legs as any group
  *   READY:     it serves, until no rule wants it any more or another copy will do; then RELEASE
  *
- * A version has one at a time, but while its agent's node is drained or does not answer, when a
- * second one takes over; or one comes back after the loss of a server (rejoin.h) and finds that
- * another was begun. Then the older one goes, and not before the other is complete.
+ * For retention a version has one at a time, but while its agent's node is drained or does not
+ * answer, when a second one takes over; or one comes back after the loss of a server (rejoin.h) and
+ * finds that another was begun. Then the older one goes, and not before the other is complete.
+ * Copies that are fetched are as many as hosts and datacenters want them (fetch.h).
  */
 #ifndef TH_SERVER_CORE_RETAIN_OFFLOAD_H
 #define TH_SERVER_CORE_RETAIN_OFFLOAD_H

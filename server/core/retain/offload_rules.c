@@ -69,9 +69,9 @@ offload_needed(struct refsrv *server, const struct offload *offload)
 	const struct copy *copy;
 	uint32_t steady, leaving;
 
-	if (offload->why == OFFLOAD_FETCH || fetch_wanted(server, offload))
-		return fetch_wanted(server, offload);
-	if (!retain_names(server, version))
+	if (fetch_wanted(server, offload))
+		return true;
+	if (offload->why == OFFLOAD_FETCH || !retain_names(server, version))
 		return false;
 	/* Who waits for it may not have come back yet. */
 	if (model_warming(server, version->model))
@@ -172,10 +172,11 @@ offload_make_room(struct refsrv *server, const struct agent *agent)
 {
 	const struct member *member;
 
+	if (fetch_gives_room(server, agent))
+		return true;
 	DL_FOREACH2(agent->members, member, agent_next)
 	{
 		struct offload *offload = member->group->offload;
-		/* What is fetched is given up before, by fetch.h. */
 		if (offload == NULL || offload->version == NULL || offload->why == OFFLOAD_FETCH ||
 			offload->state != OFFLOAD_READY || retain_names(server, offload->version))
 			continue;

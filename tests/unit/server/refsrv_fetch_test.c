@@ -78,16 +78,6 @@ told_ready(const struct world_member *m, uint64_t version)
 	cr_assert_eq(event.u.ready.version.version, version);
 }
 
-static void
-released(const struct world_member *m)
-{
-	struct ctl_event event = taken(m, CTL_EV_RELEASE);
-	cr_assert_eq(event.u.release.shard, m->shard);
-	cr_assert_eq(world_close(&w, m, false), 0);
-	if (world_has(&w, m->agent, CTL_EV_DRAIN, m->sid))
-		world_drained(&w, m);
-}
-
 /* The agent is asked for memory, and the copy is made. */
 static struct world_member
 brought(uint32_t agent)

@@ -85,6 +85,17 @@ taken(const struct world_member *m, enum ctl_event_kind kind)
 	return event;
 }
 
+/* It is released: its session is closed, its part drained. */
+static inline void
+released(const struct world_member *m)
+{
+	struct ctl_event event = taken(m, CTL_EV_RELEASE);
+	cr_assert_eq(event.u.release.shard, m->shard);
+	cr_assert_eq(world_close(&w, m, false), 0);
+	if (world_has(&w, m->agent, CTL_EV_DRAIN, m->sid))
+		world_drained(&w, m);
+}
+
 /* Its last call has ended well. */
 static inline void
 succeeded(const struct world_member *m)

@@ -10,17 +10,6 @@
 
 TestSuite(refsrv_offload, .init = setup_retaining, .fini = teardown);
 
-/* It is released: its session is closed, its part drained. */
-static void
-released(const struct world_member *m)
-{
-	struct ctl_event event = taken(m, CTL_EV_RELEASE);
-	cr_assert_eq(event.u.release.shard, m->shard);
-	cr_assert_eq(world_close(&w, m, false), 0);
-	if (world_has(&w, m->agent, CTL_EV_DRAIN, m->sid))
-		world_drained(&w, m);
-}
-
 /* ---- unpublish ---- */
 
 Test(refsrv_offload, unpublish__not_retained__at_once)
