@@ -152,7 +152,9 @@ def what_the_agent_cannot_open_is_copied_by_its_worker():
                 killed.add(pid)
         poisoned.finish(registration)
         c.gpus.lift(plan)
-        assert "ended 3 times" in poisoned.call("path"), poisoned.call("path")
+        # The package registers in slices of time: one that begins later finds it given up already.
+        why = poisoned.call("path")
+        assert "ended 3 times" in why or "ended too often" in why, why
         assert reader.call("path").startswith("cuda-ipc")
         digest = poisoned.call("fill", seed=3)
         poisoned.call("publish", version=3)
