@@ -146,7 +146,7 @@ class Op:
         return result_of(raw, self._always)
 
     def _free(self) -> None:
-        pointer, self._pointer = self._pointer, c.c_void_p()
+        pointer = self.__dict__.pop("_pointer", None)  # by one thread, if several come
         if pointer:
             _abi.lib.thc_op_free(pointer)
 

@@ -7,9 +7,13 @@ import enum
 import os
 import socket
 import sys
+import threading
 import time
 import warnings
 import weakref
+from collections import deque
+from itertools import chain, compress, starmap
+from operator import not_
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Tuple, Type, Union
 
 from . import _abi, errors
@@ -82,16 +86,15 @@ class Base:
     """What a handle is, whoever waits: verbs as steps, questions that never wait."""
 
     _joins = True  # False: an observer, a member of nothing
-    _pointer = c.c_void_p()
-    _closes: List[Tuple[int, int]] = []  # what thc_close has answered, and its flags
+    _shard = c.c_void_p()  # of libthc; null before it is open, and as soon as it is freed
 
     def __init__(
         self, model: str, replica: Optional[str], shard: int, num_shards: int, lineage: int,
         retain: Union[None, str, int, Iterable[VersionSpec]], launch_id: Optional[str],
         agent: Optional[str], flags: int, timeout: Time,
     ) -> None:  # fmt: skip
-        self._pointer = c.c_void_p()
-        self._closes = []
+        self._shard = c.c_void_p()
+        self._turn = threading.Lock()  # of who calls thc_close
         self._fd = -1
         self._keep = Registered()
         self._seen = Event(0)
@@ -116,12 +119,6 @@ class Base:
             agent=None if agent is None else _abi.text("agent", agent),
             flags=flags,
         )
-
-    @property
-    def _shard(self) -> c.c_void_p:
-        """The handle of libthc; null before it is open, and from the moment that frees it."""
-        freed = any(code == 0 or flags & _abi.CLOSE_ABANDON for code, flags in self._closes)
-        return c.c_void_p() if freed else self._pointer
 
     @property
     def label(self) -> str:
@@ -250,7 +247,7 @@ class Base:
 
     def _open(self, timeout: Time) -> Steps[None]:
         # As in Op._submit: libthc writes the pointer where a signal cannot lose it.
-        pointer = c.byref(self._pointer)
+        pointer = c.byref(self._shard)
         try:
             yield from in_slices(
                 lambda ms: _abi.call("thc_open", c.byref(self._opts), ms, pointer),
@@ -402,30 +399,58 @@ class Base:
         if left is not None:
             left._free()
         limit = self._limit(timeout)
-        if abandon:  # it frees the handle however long it takes: once
-            try:
-                self._close_once(_abi.CLOSE_ABANDON, milliseconds(limit))
-            finally:
-                self._forget()
+        if abandon:
+            self._close_once(_abi.CLOSE_ABANDON, milliseconds(limit))
             return
         short = errors.Timeout, errors.NoServer  # both are waited for
         yield from in_slices(lambda ms: self._close_once(0, ms), limit, *short, most=SLICE_S)
-        self._forget()
 
     def _close_once(self, flags: int, ms: int) -> None:
-        # The answer lands in the list before a signal can be taken: no handle is freed twice.
-        self._closes.extend(zip(map(_abi.lib.thc_close, (self._shard,), (flags,), (ms,)), (flags,)))
-        _abi.check(self._closes[-1][0], "thc_close")
+        """One thc_close, by one thread at a time: the next open gets the address that one frees.
+
+        Its steps are iterators of C, which one call runs to their end. So no signal comes between
+        them: the lock is given back, the answer is known, and the pointer is null once it is freed.
+        """
+        shard, abandon = self._shard, flags & _abi.CLOSE_ABANDON
+        # An abandon has to come to its turn: another's is a slice, or frees the handle.
+        least_s = 2 * SLICE_S if abandon else 0.0
+        wait_s = -1.0 if ms < 0 else min(max(ms / 1000, least_s), threading.TIMEOUT_MAX)
+        codes: List[int] = []
+        answers = map(_abi.lib.thc_close, filter(None, (shard,)), (flags,), (ms,))
+        freed: Iterable[Any] = (True,) if abandon else map(not_, codes)
+        steps = chain(
+            map(codes.append, answers),
+            starmap(setattr, compress(((shard, "value", None),), freed)),
+            starmap(self._turn.release, ((),)),
+        )
+        turns = map(self._turn.acquire, (True,), (wait_s,))
+        try:
+            deque(chain.from_iterable(compress((steps,), turns)), 0)
+        finally:
+            if not shard:
+                self._forget()
+        if codes:
+            _abi.check(codes[0], "thc_close")
+        elif shard:
+            raise errors.Timeout(f"{self.label}: another thread closes this handle, and goes on")
 
     def _abandon(self) -> None:
         if self._shard:
             with contextlib.suppress(errors.Error):  # it frees the handle, whatever is said
                 self._close_once(_abi.CLOSE_ABANDON, int(LEAVE_S * 1000))
-            self._forget()
 
     def _forget(self) -> None:
         self._fd, self._keep = -1, Registered()
         _handles.discard(self)
+
+
+def _after_fork() -> None:
+    """A thread that is not in the child may have had the turn."""
+    for handle in list(_handles):
+        handle._turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Handle(Base):
