@@ -188,6 +188,18 @@ def test_a_handles_own_timeout_is_that_of_verbs_that_are_given_none(rollout):
         rollout.replicate(1, timeout=0)
 
 
+@pytest.mark.parametrize("timeout", [-1, "soon", float("nan"), b"1"])
+def test_a_bad_timeout_is_refused_where_it_is_set(rollout, timeout):
+    """And not by whatever is called next, which may be close()."""
+    before = rollout.timeout
+    with pytest.raises(th.Invalid, match="timeout: "):
+        rollout.timeout = timeout
+    assert rollout.timeout == before
+    rollout.timeout = timedelta(seconds=20)
+    rollout.close()
+    assert "closed" in repr(rollout)
+
+
 def test_a_loop_of_ones_own_waits_for_a_handle(trainer):
     op = trainer.publish_async(1, timeout=60)
     poller = select.poll()

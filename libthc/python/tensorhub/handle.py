@@ -99,8 +99,7 @@ class Base:
         self._keep = Registered()
         self._seen = Event(0)
         self._left: Optional[Op] = None
-        #: Of every verb that is given none: seconds, a timedelta, or None for no limit.
-        self.timeout: Time = VERB_S if isinstance(timeout, type(DEFAULT)) else timeout
+        self.timeout = timeout
         if launch_id is None and self._joins:
             launch_id = _launch()
         if replica is None and self._joins:
@@ -119,6 +118,16 @@ class Base:
             agent=None if agent is None else _abi.text("agent", agent),
             flags=flags,
         )
+
+    @property
+    def timeout(self) -> Time:
+        """Of every verb that is given none: seconds, a timedelta, or None for no limit."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, timeout: Time) -> None:
+        # Here, and not in the next verb: that may be close().
+        self._timeout = seconds(timeout, VERB_S)
 
     @property
     def label(self) -> str:
@@ -217,7 +226,7 @@ class Base:
             )
 
     def _limit(self, timeout: Time) -> Optional[float]:
-        return seconds(timeout, seconds(self.timeout, VERB_S))
+        return seconds(timeout, self._timeout)
 
     def _collect(self) -> None:
         if self._shard:
