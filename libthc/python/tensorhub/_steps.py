@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .handle import Base
 
 T = TypeVar("T")
+W = TypeVar("W")
 Steps = Generator[Optional["Op"], None, T]
 
 # An agent that stands still wakes nobody (thc_op_wait). libthc knows half a second after a deadline
@@ -187,6 +188,19 @@ class Op:
 
     def __del__(self) -> None:
         self._free()
+
+
+class Within:
+    """``with`` closes it, and abandons it after an exception: nothing masks that."""
+
+    def __enter__(self: W) -> W:
+        return self
+
+    def __exit__(self: Any, kind: Optional[Type[BaseException]], *_rest: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
 
 
 def in_slices(

@@ -20,6 +20,7 @@ from .results import Listing, Manifest, Result
 from .tensors import Tensors
 
 T = TypeVar("T")
+W = TypeVar("W")
 Kind = TypeVar("Kind", bound=type)
 LOOK_STREAM_S = 0.001  # between two looks whether a stream has ended
 
@@ -36,8 +37,21 @@ def _as_in(threads: type) -> Callable[[Kind], Kind]:
     return documented
 
 
+class Within:
+    """As that of threads."""
+
+    async def __aenter__(self: W) -> W:
+        return self
+
+    async def __aexit__(self: Any, kind: Optional[Type[BaseException]], *_rest: object) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            self._abandon()
+
+
 @_as_in(handle.Handle)
-class Handle(Base):
+class Handle(Within, Base):
     """A handle whose verbs are coroutines; see :class:`tensorhub.Handle` for what each does."""
 
     _loop: Optional[asyncio.AbstractEventLoop] = None
@@ -46,15 +60,6 @@ class Handle(Base):
         super().__init__(*args)
         self._waiting: Dict[Op, "asyncio.Future[None]"] = {}
         self._timer: Optional[asyncio.TimerHandle] = None
-
-    async def __aenter__(self) -> "Handle":
-        return self
-
-    async def __aexit__(self, kind: Optional[Type[BaseException]], *_rest: object) -> None:
-        if kind is None:
-            await self.close()
-        else:
-            self._abandon()
 
     # ---- waiting --------------------------------------------------------------------------------
 
@@ -285,7 +290,7 @@ async def load(
 
 
 @_as_in(publisher.Publisher)
-class Publisher(Buffers):
+class Publisher(Within, Buffers):
     """As :class:`tensorhub.Publisher`; the first publish() prepares it. Copying holds the loop."""
 
     async def publish(
@@ -295,12 +300,3 @@ class Publisher(Buffers):
 
     async def close(self, *, timeout: Time = DEFAULT) -> None:
         await run(self._close(timeout))
-
-    async def __aenter__(self) -> "Publisher":
-        return self
-
-    async def __aexit__(self, kind: Optional[Type[BaseException]], *_rest: object) -> None:
-        if kind is None:
-            await self.close()
-        else:
-            self._abandon()

@@ -14,11 +14,11 @@ import weakref
 from collections import deque
 from itertools import chain, compress, starmap
 from operator import not_
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Tuple, Union
 
 from . import _abi, errors
-from ._steps import DEFAULT, SLICE_S, Op, Steps, Time, in_slices, milliseconds, remaining, run
-from ._steps import seconds, wait_once
+from ._steps import DEFAULT, SLICE_S, Op, Steps, Time, Within, in_slices, milliseconds, remaining
+from ._steps import run, seconds, wait_once
 from .progress import Told, report_of
 from .results import Listing, Manifest, Result, listing_of, manifest_of, result_of
 from .streams import Registered
@@ -462,7 +462,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Handle(Base):
+class Handle(Within, Base):
     """A handle whose verbs wait in the calling thread. Made by :func:`tensorhub.open`.
 
     Every verb takes ``timeout``: seconds, a timedelta, or None for no limit; left out it is the
@@ -470,15 +470,6 @@ class Handle(Base):
     runs at a time. ``with`` closes it, and after an exception abandons it at once, so that the
     other members of its group go on.
     """
-
-    def __enter__(self) -> "Handle":
-        return self
-
-    def __exit__(self, kind: Optional[Type[BaseException]], *_rest: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._abandon()
 
     def register(self, tensors: Tensors, *, timeout: Time = DEFAULT) -> None:
         """Says which memory is moved: a mapping or pairs of name and tensor.

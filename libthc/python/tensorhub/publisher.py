@@ -10,7 +10,7 @@ from typing import Any, Dict, Hashable, Iterable, Iterator, List, Mapping, Named
 from typing import Sequence, Tuple, Type
 
 from . import _abi, dtypes, errors
-from ._steps import DEFAULT, Steps, Time, remaining, run
+from ._steps import DEFAULT, Steps, Time, Within, remaining, run
 from .handle import Base, Handle
 from .memory import Block, bytes_of, tensor_in, view_in
 from .tensors import Heap, Piece, Place, new_pieces, piece_of
@@ -277,7 +277,7 @@ class Buffers:
             handle._abandon()
 
 
-class Publisher(Buffers):
+class Publisher(Within, Buffers):
     """Publishes copies of tensors, so that these may change again as soon as publish() returns.
 
         with th.Publisher(handle, model, dtype="BF16", buffers=2) as publisher:
@@ -322,12 +322,3 @@ class Publisher(Buffers):
     def close(self, *, timeout: Time = DEFAULT) -> None:
         """Closes the handles that it has opened. The caller's stays, with what it holds."""
         run(self._close(timeout))
-
-    def __enter__(self) -> "Publisher":
-        return self
-
-    def __exit__(self, kind: Optional[Type[BaseException]], *_rest: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._abandon()
