@@ -363,6 +363,8 @@ transport_counters(const struct transport *transport, struct transport_counters 
 		.gpu_fallbacks = __atomic_load_n(&from->gpu_fallbacks, __ATOMIC_RELAXED),
 		.bytes_out_file = __atomic_load_n(&from->bytes_out_file, __ATOMIC_RELAXED),
 		.bytes_reused = __atomic_load_n(&from->bytes_reused, __ATOMIC_RELAXED),
+		.bytes_donated = __atomic_load_n(&from->bytes_donated, __ATOMIC_RELAXED),
+		.donor_failures = __atomic_load_n(&from->donor_failures, __ATOMIC_RELAXED),
 		.bytes_local = __atomic_load_n(&from->bytes_local, __ATOMIC_RELAXED),
 		.chunks_verified = __atomic_load_n(&from->chunks_verified, __ATOMIC_RELAXED),
 		.chunks_refetched = __atomic_load_n(&from->chunks_refetched, __ATOMIC_RELAXED),
@@ -378,16 +380,23 @@ transport_counters(const struct transport *transport, struct transport_counters 
 
 int
 transport_pull(struct transport *transport, uint64_t leg, const char *address,
-	const struct th_ticket *ticket, struct xfer_part *part, unsigned flags)
+	const struct th_ticket *ticket, struct xfer_part *part, struct xfer_part *donor,
+	unsigned flags)
 {
 	struct leg_in *leg_in;
-	int rc = leg_in_new(transport, leg, address, ticket, part, flags, &leg_in);
+	int rc = leg_in_new(transport, leg, address, ticket, part, donor, flags, &leg_in);
 	if (rc < 0)
 		return rc;
 	struct command *command = new_command(COMMAND_PULL, leg);
 	command->leg_in = leg_in;
 	send_command(transport, command);
 	return 0;
+}
+
+void
+transport_drop_donor(struct transport *transport, uint64_t leg)
+{
+	send_command(transport, new_command(COMMAND_DROP_DONOR, leg));
 }
 
 int

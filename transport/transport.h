@@ -87,6 +87,7 @@ enum transport_event_kind {
 	TRANSPORT_DONE,         /* leg_in: all chunks are verified */
 	TRANSPORT_FAILED,       /* leg_in: see code, text, source_failed */
 	TRANSPORT_STOPPED,      /* leg_in: after transport_stop */
+	TRANSPORT_DONOR_LEFT,   /* leg_in: its donor is not read any more. Before its end */
 	TRANSPORT_BEGAN,        /* leg_out: its reader has come */
 	TRANSPORT_STALLED,      /* leg_out: the reader has not taken a byte for stall_ns */
 	TRANSPORT_RESUMED,      /* leg_out: it takes bytes again */
@@ -110,10 +111,11 @@ struct transport_event {
 	 * FAILED. STOPPED: TH_E_CANCELLED. ENDED: 0 when the reader said that it has all,
 	 * TH_E_CANCELLED after a fence, TH_E_CONTRACT after CHANGED, else the cause. */
 	int code;
-	bool source_failed;    /* FAILED: another source may do better */
-	bool overwrote;        /* FAILED, STOPPED: at least one byte was written to the part */
-	uint64_t bytes_moved;  /* of chunks, with those that moved again; ENDED: sent */
-	uint64_t bytes_reused; /* DONE, FAILED, STOPPED: were here already (reuse.h) */
+	bool source_failed;   /* FAILED: another source may do better */
+	bool overwrote;       /* FAILED, STOPPED: at least one byte was written to the part */
+	uint64_t bytes_moved; /* of chunks, with those that moved again; ENDED: sent */
+	/* DONE, FAILED, STOPPED: were here already (reuse.h); came from the donor (donor.h). */
+	uint64_t bytes_reused, bytes_donated;
 	uint64_t transfer_ns, verify_ns;
 	/* "rdma", "rdma-copy", "tcp", "local", "cuda-ipc" (a copy by GPUs alone); ENDED: "tcp
 	 * sendfile" when that was used. What it was at the end: see fallback. */
@@ -132,6 +134,8 @@ struct transport_counters { /* since the start, for status; a coherent snapshot 
 	uint64_t bytes_in_rdma;  /* of bytes_in: by READs */
 	uint64_t bytes_in_copy;  /* of bytes_in_rdma: through buffers, see copy */
 	uint64_t bytes_staged;   /* copied at a source, to be READ there */
+	uint64_t bytes_donated;  /* of chunks that donors had */
+	uint64_t donor_failures; /* chunks of donors that were damaged, or could not be read */
 	uint64_t chunks_verified, chunks_refetched, checksum_failures;
 	uint64_t legs_in, legs_out, legs_failed, legs_fenced;
 	/* Legs in that did without RDMA although the agent has it; paths that broke under one; legs
@@ -176,10 +180,16 @@ void transport_counters(const struct transport *transport, struct transport_coun
  * prefix on. leg numbers are not 0 and unique in the life of the transport, for legs in and out
  * each. flags: enum transport_flag. address is numeric, "host:port" or "[host]:port"; else
  * TH_E_INVALID: a look-up could block.
+ * donor: NULL, or another version of the same shard in the memory of this host, which nobody
+ * changes: chunks with the same digest come from there (leg/donor.h). It is retained and read until
+ * DONOR_LEFT or the leg's last event.
  * After a negative result (also -ENOMEM) there is no leg and no event.
  */
 int transport_pull(struct transport *transport, uint64_t leg, const char *address,
-	const struct th_ticket *ticket, struct xfer_part *part, unsigned flags);
+	const struct th_ticket *ticket, struct xfer_part *part, struct xfer_part *donor,
+	unsigned flags);
+/* DONOR_LEFT follows, unless the leg has ended. Of a leg without a donor, too. */
+void transport_drop_donor(struct transport *transport, uint64_t leg);
 /* The same between two parts of this agent; follows the prefix of source as it grows. The source's
  * side has no events: DONE, FAILED or STOPPED of the leg ends both. TH_E_LAYOUT: other chunks;
  * TH_E_CHECKSUM: part wants digests and source has none. */

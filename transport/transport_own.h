@@ -103,6 +103,7 @@ count_up(uint64_t *counter, uint64_t add)
 
 enum command_kind {
 	COMMAND_PULL,
+	COMMAND_DROP_DONOR,
 	COMMAND_STOP,
 	COMMAND_EXPECT,
 	COMMAND_REFUSE,

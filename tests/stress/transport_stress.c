@@ -106,6 +106,8 @@ start_leg(struct world *world, uint32_t index)
 		TH_ASSERT(rc == 0);
 	} else {
 		at->far = source->far = th_rng_below(&world->rng, 2) == 0;
+		/* As if its host held a version that is the same. */
+		at->donor = th_rng_below(&world->rng, 2) == 0 ? world->part : NULL;
 		rig_pull(source, at, reader->leg, from, reader->part);
 	}
 }
@@ -240,7 +242,11 @@ disturb(struct world *world)
 		grant(world);
 	uint32_t index = (uint32_t)th_rng_below(&world->rng, READERS);
 	struct reader *reader = &world->readers[index];
-	switch (th_rng_below(&world->rng, 6)) {
+	switch (th_rng_below(&world->rng, 7)) {
+	case 6:
+		if (!reader->local)
+			transport_drop_donor(agent_of(world, index)->transport, reader->leg);
+		break;
 	case 0:
 		transport_stop(agent_of(world, index)->transport, reader->leg);
 		break;

@@ -72,6 +72,23 @@ chunk_ledger_init(
 	return 0;
 }
 
+void
+chunk_ledger_set_donor(struct chunk_ledger *ledger, struct xfer_part *donor)
+{
+	donor_init(&ledger->donor, donor, ledger->part);
+	if (ledger->donor.on)
+		ledger->patient = ledger->hashes_here = true;
+}
+
+bool
+chunk_ledger_drop_donor(struct chunk_ledger *ledger)
+{
+	pthread_mutex_lock(&ledger->lock);
+	bool left = donor_drop(&ledger->donor);
+	pthread_mutex_unlock(&ledger->lock);
+	return left;
+}
+
 static enum ledger_state
 first_state(const struct xfer_part *part, uint32_t chunk)
 {
@@ -111,6 +128,7 @@ void
 chunk_ledger_fini(struct chunk_ledger *ledger)
 {
 	looks_free(ledger->looks);
+	donor_fini(&ledger->donor);
 	for (uint32_t c = ledger->prefix; c < ledger->num_chunks; c++) {
 		if (ledger->states[c] == LEDGER_DONE)
 			xfer_part_keep(ledger->part, c);
@@ -164,7 +182,8 @@ lacks_digest(const struct chunk_ledger *ledger)
 	return ledger->patient && ledger->next < ledger->num_chunks &&
 	       ledger->states[ledger->next] != LEDGER_APART &&
 	       ledger->next >= xfer_part_digest_count(ledger->part) &&
-	       reuse_pays(&ledger->reuse, chunk_ledger_row_of(ledger, ledger->next), 0);
+	       ((ledger->donor.part && !ledger->donor.dropped) ||
+		       reuse_pays(&ledger->reuse, chunk_ledger_row_of(ledger, ledger->next), 0));
 }
 
 /* A GPU may look at the next chunk: it has something to compare with. */
@@ -405,11 +424,46 @@ chunk_ledger_judge(struct chunk_ledger *ledger, uint32_t chunk, const struct th_
 	return chunk_ledger_fetch_again(ledger, chunk);
 }
 
+/* The digest says that the donor has it; what was copied is judged all the same. */
+static bool
+copy_of_donor(struct chunk_ledger *ledger, uint32_t chunk, int *ret_result)
+{
+	struct transport_counters *counters = ledger->counters;
+	struct xfer_part *part = ledger->part, *from = NULL;
+	uint64_t bytes = chunk_bytes(xfer_part_table(part), chunk);
+	struct th_hash now;
+	pthread_mutex_lock(&ledger->lock);
+	if (ledger->attempts[chunk] == 0 && chunk < xfer_part_digest_count(part))
+		from = donor_begin(&ledger->donor, chunk, xfer_part_digest(part, chunk));
+	pthread_mutex_unlock(&ledger->lock);
+	if (!from)
+		return false;
+	bool equal = donor_copy(from, part, chunk, &now) &&
+		     th_hash_equal(now, *xfer_part_digest(part, chunk));
+	pthread_mutex_lock(&ledger->lock);
+	ledger->num_looked++;
+	if (donor_end(&ledger->donor, equal ? bytes : 0))
+		*ret_result |= LEDGER_DONOR_LEFT;
+	if (equal) {
+		ledger->states[chunk] = LEDGER_DONE;
+		count_up(&counters->chunks_verified, 1);
+		count_up(&counters->bytes_donated, bytes);
+		*ret_result |= chunk_ledger_settle(ledger);
+	} else {
+		count_up(&counters->donor_failures, 1);
+	}
+	pthread_mutex_unlock(&ledger->lock);
+	return equal;
+}
+
 bool
 chunk_ledger_reuse(struct chunk_ledger *ledger, uint32_t chunk, int *ret_result)
 {
 	struct xfer_part *part = ledger->part;
 	struct th_hash now;
+	*ret_result = 0;
+	if (copy_of_donor(ledger, chunk, ret_result))
+		return true;
 	if (!ledger->hashes_here || !xfer_part_maps_chunk(part, chunk))
 		return false;
 	uint32_t row = chunk_ledger_row_of(ledger, chunk);
@@ -429,7 +483,7 @@ chunk_ledger_reuse(struct chunk_ledger *ledger, uint32_t chunk, int *ret_result)
 	reuse_judge(&ledger->reuse, row, equal, chunk_bytes(xfer_part_table(part), chunk));
 	if (equal) {
 		count_reused(ledger, chunk);
-		*ret_result = chunk_ledger_settle(ledger);
+		*ret_result |= chunk_ledger_settle(ledger);
 	}
 	pthread_mutex_unlock(&ledger->lock);
 	return equal;

@@ -12,7 +12,8 @@
  * Chunks whose bytes the part may have already are looked at before they are fetched (reuse.h):
  * such a chunk is not handed out before its digest is known. Those that are mapped are looked at by
  * who takes them (chunk_ledger_reuse), those on a GPU here, ahead of the fetching
- * (chunk_ledger_look, look.h).
+ * (chunk_ledger_look, look.h). Chunks that a donor has (donor.h) are copied by who takes them, in
+ * the same call (chunk_ledger_reuse).
  *
  * Any thread: a lock, taken a few times per 4 MiB chunk.
  */
@@ -24,6 +25,7 @@
 #include <stdint.h>
 
 #include "ipc/base/checked.h"
+#include "transport/leg/donor.h"
 #include "transport/leg/reuse.h"
 #include "transport/part/xfer_part.h"
 #include "transport/transport.h"
@@ -53,12 +55,15 @@ struct chunk_ledger {
 	bool hashes_here;        /* who takes a chunk may be to look at it. Immutable, as looks */
 	struct looks *looks;     /* owns; NULL: none by GPUs */
 	struct reuse reuse;      /* guarded, but for what is set at the beginning */
+	struct donor donor;      /* likewise */
 };
 
 enum chunk_ledger_result {        /* bits */
 	LEDGER_GREW = 1 << 0,     /* the part's prefix advanced */
 	LEDGER_AGAIN = 1 << 1,    /* there are chunks to fetch, which nobody knows of */
 	LEDGER_COMPLETE = 1 << 2, /* this call made the part whole */
+	LEDGER_DONOR_LEFT =
+		1 << 3, /* the donor was dropped, and this call was the last to read it */
 };
 
 TH_MUST_USE int chunk_ledger_init(
@@ -71,6 +76,16 @@ void chunk_ledger_fini(struct chunk_ledger *ledger);
 void chunk_ledger_look(struct chunk_ledger *ledger, struct loop *loop, struct loop_task *looked);
 /* When it returns looked is not posted any more. */
 void chunk_ledger_look_stop(struct chunk_ledger *ledger);
+/* Before the first chunk: another version on this host, or NULL. Takes a reference of its own. */
+void chunk_ledger_set_donor(struct chunk_ledger *ledger, struct xfer_part *donor);
+/* It is read for no more chunks. True: nor for one now; otherwise LEDGER_DONOR_LEFT says so. */
+bool chunk_ledger_drop_donor(struct chunk_ledger *ledger);
+/* Chunks may come without the source being asked for them. */
+static inline bool
+chunk_ledger_may_skip(const struct chunk_ledger *ledger)
+{
+	return ledger->reuse.on || ledger->donor.on;
+}
 /* By one thread at a time. enum chunk_ledger_result. */
 int chunk_ledger_looked(struct chunk_ledger *ledger);
 /* Looks are under way. */
@@ -84,8 +99,9 @@ bool chunk_ledger_take(struct chunk_ledger *ledger, uint32_t limit, uint32_t *re
 /* A chunk that was taken will not come that way: it is handed out again, whatever the limit. */
 void chunk_ledger_give_back(struct chunk_ledger *ledger, uint32_t chunk);
 /*
- * Of a chunk that was taken: does the part have its bytes already? Hashes it where that may pay and
- * it is mapped. True: it counts, need not be fetched, and ret_result is enum chunk_ledger_result.
+ * Of a chunk that was taken: are its bytes on this host already? Copies it, if a donor has it;
+ * hashes what the part has, where that may pay and it is mapped. True: it counts, and need not be
+ * fetched. ret_result is enum chunk_ledger_result, also of one that is to be fetched.
  */
 bool chunk_ledger_reuse(struct chunk_ledger *ledger, uint32_t chunk, int *ret_result);
 /*

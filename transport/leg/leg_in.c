@@ -212,6 +212,16 @@ leg_in_stop(struct leg_in *leg)
 	leg_in_end(leg, TRANSPORT_STOPPED);
 }
 
+/* Chunks that were held back for their digests need not wait for them any more. */
+void
+leg_in_drop_donor(struct leg_in *leg)
+{
+	if (chunk_ledger_drop_donor(&leg->ledger))
+		events_post(&leg->transport->events, &leg->donor_node);
+	if (leg->state == LEG_IN_RUNNING)
+		leg_in_kick(leg);
+}
+
 static void
 fail_stale(struct leg_in *leg)
 {
@@ -264,8 +274,9 @@ leg_in_run_last(struct loop_task *task)
 	LIST_REMOVE(leg, entry);
 	leg->result.bytes_moved = __atomic_load_n(&leg->bytes_moved, __ATOMIC_RELAXED);
 	leg->result.bytes_reused = leg->ledger.reuse.bytes;
+	leg->result.bytes_donated = leg->ledger.donor.bytes;
 	leg->result.verify_ns = __atomic_load_n(&leg->verify_ns, __ATOMIC_RELAXED);
-	leg->result.overwrote = leg->result.bytes_moved > 0;
+	leg->result.overwrote = leg->result.bytes_moved > 0 || leg->ledger.donor.touched;
 	for (uint32_t i = 0; i < leg->num_paths; i++) {
 		struct leg_in_path *path = leg->paths[i];
 		if (path->ops->touched && path->ops->touched(path))
@@ -294,6 +305,15 @@ leg_in_fill_progress(struct event_node *node, struct transport_event *ret_event)
 	if (__atomic_load_n(&leg->fallback_told, __ATOMIC_ACQUIRE))
 		snprintf(
 			ret_event->fallback, sizeof(ret_event->fallback), "%s", leg->fallback.text);
+	return true;
+}
+
+static bool
+leg_in_fill_donor(struct event_node *node, struct transport_event *ret_event)
+{
+	struct leg_in *leg = loop_container(node, struct leg_in, donor_node);
+	ret_event->kind = TRANSPORT_DONOR_LEFT;
+	ret_event->leg = leg->id;
 	return true;
 }
 
@@ -413,7 +433,7 @@ leg_in_take_digests(struct leg_in *leg, const struct frame *frame, const uint8_t
 		events_post_soon(&leg->transport->events, &leg->progress_node);
 	if (all & LEDGER_COMPLETE)
 		leg_in_complete(leg);
-	else if ((all & LEDGER_AGAIN) || (count > 0 && leg->ledger.reuse.on))
+	else if ((all & LEDGER_AGAIN) || (count > 0 && chunk_ledger_may_skip(&leg->ledger)))
 		leg_in_kick(leg);
 	return 0;
 }
@@ -540,6 +560,8 @@ leg_in_verified(struct leg_in *leg, int64_t ns)
 void
 leg_in_counted(struct leg_in *leg, int result)
 {
+	if (result & LEDGER_DONOR_LEFT)
+		events_post(&leg->transport->events, &leg->donor_node);
 	if (result & LEDGER_GREW)
 		events_post_soon(&leg->transport->events, &leg->progress_node);
 	if (result & LEDGER_COMPLETE)
@@ -638,8 +660,8 @@ run_complete(struct loop_task *task)
 
 int
 leg_in_new(struct transport *transport, uint64_t id, const char *address,
-	const struct th_ticket *ticket, struct xfer_part *part, unsigned flags,
-	struct leg_in **ret_leg)
+	const struct th_ticket *ticket, struct xfer_part *part, struct xfer_part *donor,
+	unsigned flags, struct leg_in **ret_leg)
 {
 	struct leg_in *leg = th_calloc(1, sizeof(*leg));
 	int rc = socket_parse(address, &leg->address, &leg->address_bytes);
@@ -665,8 +687,10 @@ leg_in_new(struct transport *transport, uint64_t id, const char *address,
 	leg->kick_task.run = leg_in_run_kick;
 	leg->looked_task.run = run_looked;
 	chunk_ledger_look(&leg->ledger, transport->acceptor, &leg->looked_task);
+	chunk_ledger_set_donor(&leg->ledger, donor);
 	leg->last_task.run = leg_in_run_last;
 	leg->progress_node.fill = leg_in_fill_progress;
+	leg->donor_node.fill = leg_in_fill_donor;
 	leg->last_node.fill = leg_in_fill_last;
 	leg->result.leg = id;
 	*ret_leg = leg;
@@ -753,7 +777,7 @@ check_stall(struct leg_in *leg, int64_t now_ns)
 static int64_t
 say_alive(struct leg_in *leg, int64_t now_ns)
 {
-	if (leg->state >= LEG_IN_ENDING || !(leg->ledger.reuse.on || unseen_of(leg)))
+	if (leg->state >= LEG_IN_ENDING || !(chunk_ledger_may_skip(&leg->ledger) || unseen_of(leg)))
 		return INT64_MAX;
 	put_alive(leg);
 	stream_wake(&leg->control.stream);

@@ -68,7 +68,7 @@ struct leg_in {
 	int64_t excused_ns;    /* until then the source said that it waits, or we were late */
 	struct loop_task last_task;
 	/* Shell, once posted. */
-	struct event_node progress_node, last_node;
+	struct event_node progress_node, donor_node, last_node;
 	struct transport_event result;
 };
 
@@ -76,10 +76,11 @@ struct leg_in {
 
 /* The shell's thread makes it; then it is the acceptor's. */
 TH_MUST_USE int leg_in_new(struct transport *transport, uint64_t id, const char *address,
-	const struct th_ticket *ticket, struct xfer_part *part, unsigned flags,
-	struct leg_in **ret_leg);
+	const struct th_ticket *ticket, struct xfer_part *part, struct xfer_part *donor,
+	unsigned flags, struct leg_in **ret_leg);
 void leg_in_start(struct leg_in *leg);
 void leg_in_stop(struct leg_in *leg);
+void leg_in_drop_donor(struct leg_in *leg);
 struct leg_in *leg_in_find(struct transport *transport, uint64_t id);
 struct leg_in *leg_in_next(struct leg_in *leg);
 int64_t leg_in_tick(struct leg_in *leg, int64_t now_ns);

@@ -21,7 +21,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"
 #include "ipc/base/name.h"
-#include "transport/hash/nt_copy.h"
+#include "transport/part/part_copy.h"
 #include "transport/part/sigbus.h"
 #include "transport/transport_own.h"
 
@@ -144,69 +144,23 @@ local_fill_last(struct event_node *node, struct transport_event *ret_event)
 
 /* ---- copying ------------------------------------------------------------------------------ */
 
-/* Which of the two sides it was that could not be touched: code, and *ret_source. */
-static int
-local_blame(const struct iovec *source, size_t bytes, bool *ret_source)
-{
-	struct digest scratch;
-	digest_init(&scratch);
-	*ret_source = sigbus_digest(&scratch, source->iov_base, bytes) < 0;
-	return TH_E_STALE_MEMORY;
-}
-
-/* What is smaller than a leaf stays in the caches, and so does a leaf that is cut. */
-static int
-copy_piece(struct copy_leg *leg, void *to, const void *from, size_t bytes, struct digest *digest)
-{
-	if (leg->verify)
-		return sigbus_digest_copy(digest, to, from, bytes);
-	return bytes < NT_COPY_MIN ? sigbus_copy(to, from, bytes) : sigbus_nt_copy(to, from, bytes);
-}
-
-/* One block: source and destination may be cut into ranges at different places. 0, or a code. */
-static int
-copy_block(struct copy_leg *leg, struct xfer_cursor *from, struct xfer_cursor *to,
-	struct digest *digest, uint64_t *ret_bytes, bool *ret_source)
-{
-	struct iovec source, destination;
-	uint64_t done = 0;
-	while (done < BLOCK_BYTES && to->left > 0) {
-		uint32_t found =
-			xfer_cursor_next(from, leg->source, BLOCK_BYTES - done, &source, 1);
-		found += xfer_cursor_next(to, leg->part, BLOCK_BYTES - done, &destination, 1);
-		TH_ASSERT(found == 2);
-		size_t bytes = th_min_size(source.iov_len, destination.iov_len);
-		if (copy_piece(leg, destination.iov_base, source.iov_base, bytes, digest) < 0)
-			return local_blame(&source, bytes, ret_source);
-		xfer_cursor_skip(from, leg->source, bytes);
-		xfer_cursor_skip(to, leg->part, bytes);
-		done += bytes;
-	}
-	*ret_bytes = done;
-	return 0;
-}
-
 /* 1, 0: stopped midway, or a code: memory that can not be touched, and whose. */
 static int
 copy_chunk(struct copy_leg *leg, uint32_t chunk, struct th_hash *ret_digest, bool *ret_source)
 {
-	struct xfer_cursor from, to;
-	struct digest digest;
-	xfer_cursor_init(&from, leg->source, chunk);
-	xfer_cursor_init(&to, leg->part, chunk);
-	digest_init(&digest);
-	xfer_part_map_chunk(leg->part, chunk);
-	while (to.left > 0) {
+	struct part_copy copy;
+	part_copy_init(&copy, leg->source, leg->part, chunk);
+	while (copy.to.left > 0) {
 		uint64_t bytes = 0;
 		if (__atomic_load_n(&leg->ending, __ATOMIC_RELAXED))
 			return 0;
-		int rc = copy_block(leg, &from, &to, &digest, &bytes, ret_source);
+		int rc = part_copy_block(&copy, BLOCK_BYTES, &bytes, ret_source);
 		if (rc < 0)
 			return rc;
 		count_up(&leg->bytes_moved, bytes);
 		count_up(&leg->local->transport->counters.bytes_local, bytes);
 	}
-	*ret_digest = digest_final(&digest);
+	*ret_digest = digest_final(&copy.digest);
 	return 1;
 }
 

@@ -468,6 +468,11 @@ acceptor_command(struct loop_task *task)
 	case COMMAND_PULL:
 		leg_in_start(command->leg_in);
 		break;
+	case COMMAND_DROP_DONOR:
+		leg_in = leg_in_find(transport, command->id);
+		if (leg_in)
+			leg_in_drop_donor(leg_in);
+		break;
 	case COMMAND_STOP:
 		leg_in = leg_in_find(transport, command->id);
 		if (leg_in)

@@ -72,8 +72,7 @@ reuse(struct data_in *conn, uint32_t chunk)
 	bool here = chunk_ledger_reuse(&leg->ledger, chunk, &result);
 	/* Meanwhile the source was not asked for anything: it is not the one that was slow. */
 	leg_in_lives(leg, th_now_ns());
-	if (here)
-		leg_in_counted(leg, result);
+	leg_in_counted(leg, result);
 	return here;
 }
 

@@ -170,7 +170,7 @@ legs_begin(struct host *host, const struct agent_action *action, struct xfer_par
 	}
 	int rc = source ? transport_copy(host->transport, leg->leg, source, xfer)
 			: transport_pull(host->transport, leg->leg, grant->source_address,
-				  &grant->ticket, xfer, leg->flags);
+				  &grant->ticket, xfer, NULL, leg->flags);
 	if (rc < 0) {
 		char text[TH_CTL_TEXT_BYTES];
 		snprintf(text, sizeof(text), "the leg cannot be started: %s", th_strerror(rc));

@@ -479,7 +479,7 @@ rig_pull(struct rig_agent *source, struct rig_agent *reader, uint64_t leg, struc
 	struct th_ticket ticket = rig_ticket(leg);
 	rig_offer(source, leg, from);
 	int rc = transport_pull(reader->transport, leg, transport_address(source->transport),
-		&ticket, to,
+		&ticket, to, reader->donor,
 		(reader->require_rdma ? TRANSPORT_REQUIRE_RDMA : 0) |
 			(reader->far ? TRANSPORT_FAR : 0u));
 	TH_ASSERT(rc == 0);

@@ -57,8 +57,9 @@ struct rig_agent {
 	struct verbs_device *devices[RIG_RAILS_MAX];
 	struct rig_shard *shards[RIG_SHARDS_MAX]; /* borrows: registered here */
 	uint32_t num_shards;
-	bool require_rdma; /* of legs that it pulls */
-	bool far;          /* likewise: from another datacenter; set at both ends */
+	bool require_rdma;       /* of legs that it pulls */
+	struct xfer_part *donor; /* likewise; borrows */
+	bool far;                /* likewise: from another datacenter; set at both ends */
 };
 
 struct rig {

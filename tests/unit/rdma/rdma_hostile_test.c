@@ -316,7 +316,7 @@ welcome(int64_t hello_ns)
 	char name[64];
 	listen_at(&source, name);
 	struct transport *reader = source.s->reader_agent->transport;
-	cr_assert_eq(transport_pull(reader, LEG, name, &ticket, source.s->to, pull_flags), 0);
+	cr_assert_eq(transport_pull(reader, LEG, name, &ticket, source.s->to, NULL, pull_flags), 0);
 	source.fd = accept4(source.door, NULL, NULL, SOCK_CLOEXEC);
 	cr_assert_geq(source.fd, 0);
 	struct frame frame = peer_get_frame(source.fd);

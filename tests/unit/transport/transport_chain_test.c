@@ -60,7 +60,7 @@ start(struct source *source, uint32_t prefix)
 	cr_assert_eq(listen(source->door, 8), 0);
 	getsockname(source->door, (struct sockaddr *)&address, &bytes);
 	snprintf(name, sizeof(name), "127.0.0.1:%u", ntohs(address.sin_port));
-	cr_assert_eq(transport_pull(agent->transport, LEG, name, &ticket, source->to, 0), 0);
+	cr_assert_eq(transport_pull(agent->transport, LEG, name, &ticket, source->to, NULL, 0), 0);
 	source->control = accept(source->door, NULL, NULL);
 	cr_assert_eq(peer_get_frame(source->control).kind, FRAME_HELLO);
 	peer_get(source->control, payload, FRAME_HELLO_BYTES);

@@ -132,7 +132,7 @@ Test(transport_dead, sources_host_is_not_there__failed_in_time_and_nothing_stays
 	snprintf(name, sizeof(name), "127.0.0.1:%u", ntohs(address.sin_port));
 	int before = peer_descriptors();
 	int64_t start_ns = th_now_ns();
-	cr_assert_eq(transport_pull(s->agent->transport, LEG, name, &ticket, to, 0), 0);
+	cr_assert_eq(transport_pull(s->agent->transport, LEG, name, &ticket, to, NULL, 0), 0);
 	const struct transport_event *failed = rig_wait(&s->rig, s->agent, TRANSPORT_FAILED, LEG);
 	cr_assert_lt(th_now_ns() - start_ns, LATEST_NS);
 	cr_assert_eq(failed->code, TH_E_NO_PATH);

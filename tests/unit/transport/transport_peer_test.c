@@ -407,7 +407,8 @@ be_asked_for(struct xfer_part *part, int mss)
 	getsockname(source.door, (struct sockaddr *)&address, &bytes);
 	snprintf(name, sizeof(name), "127.0.0.1:%u", ntohs(address.sin_port));
 	cr_assert_eq(
-		transport_pull(source.s->agent->transport, LEG, name, &ticket, source.to, 0), 0);
+		transport_pull(source.s->agent->transport, LEG, name, &ticket, source.to, NULL, 0),
+		0);
 	source.control = take_caller(source.door);
 	cr_assert_eq(peer_get_frame(source.control).kind, FRAME_HELLO);
 	peer_get(source.control, payload, sizeof(payload));

@@ -149,7 +149,7 @@ arrives_in_pieces(bool verify, bool with_files)
 	struct relay *relay = relay_start(source, name);
 	struct th_ticket ticket = rig_ticket(1);
 	rig_offer(source, 1, from);
-	cr_assert_eq(transport_pull(reader->transport, 1, name, &ticket, to, 0), 0);
+	cr_assert_eq(transport_pull(reader->transport, 1, name, &ticket, to, NULL, 0), 0);
 	rig_wait(rig, reader, TRANSPORT_DONE, 1);
 	cr_assert(rig_shards_equal(&from_shard, &to_shard));
 	cr_assert_eq(rig_counters(reader).checksum_failures, 0);

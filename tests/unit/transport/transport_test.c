@@ -477,8 +477,9 @@ Test(transport, pull__wrong_ticket__refused_with_the_sources_sentence)
 {
 	struct pair *s = start_eight();
 	struct th_ticket ticket = rig_ticket(99);
-	cr_assert_eq(transport_pull(s->reader_agent->transport, 1,
-			     transport_address(s->source_agent->transport), &ticket, s->to, 0),
+	cr_assert_eq(
+		transport_pull(s->reader_agent->transport, 1,
+			transport_address(s->source_agent->transport), &ticket, s->to, NULL, 0),
 		0);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
@@ -496,8 +497,9 @@ static void
 pull_without_grant(struct pair *s, uint64_t leg)
 {
 	struct th_ticket ticket = rig_ticket(leg);
-	cr_assert_eq(transport_pull(s->reader_agent->transport, leg,
-			     transport_address(s->source_agent->transport), &ticket, s->to, 0),
+	cr_assert_eq(
+		transport_pull(s->reader_agent->transport, leg,
+			transport_address(s->source_agent->transport), &ticket, s->to, NULL, 0),
 		0);
 }
 
@@ -583,8 +585,9 @@ Test(transport, pull__nobody_listens__failed_at_once)
 {
 	struct th_ticket ticket = rig_ticket(1);
 	struct pair *s = start_eight();
-	cr_assert_eq(
-		transport_pull(s->reader_agent->transport, 1, "127.0.0.1:1", &ticket, s->to, 0), 0);
+	cr_assert_eq(transport_pull(
+			     s->reader_agent->transport, 1, "127.0.0.1:1", &ticket, s->to, NULL, 0),
+		0);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
 	cr_assert_eq(failed->code, TH_E_NO_PATH);
@@ -599,8 +602,8 @@ Test(transport, pull__bad_addresses__invalid)
 	struct th_ticket ticket = rig_ticket(1);
 	struct pair *s = start_eight();
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-		cr_assert_eq(
-			transport_pull(s->reader_agent->transport, 1, bad[i], &ticket, s->to, 0),
+		cr_assert_eq(transport_pull(s->reader_agent->transport, 1, bad[i], &ticket, s->to,
+				     NULL, 0),
 			TH_E_INVALID, "%s", bad[i]);
 	pair_finish(s);
 }

@@ -231,8 +231,7 @@ reader_lane_look(struct reader *reader, uint32_t chunk)
 	else if (!here)
 		reader->ready[reader->num_ready++] = chunk;
 	pthread_mutex_unlock(&reader->lock);
-	if (here)
-		leg_in_counted(reader->leg, result);
+	leg_in_counted(reader->leg, result);
 	leg_in_kick_soon(leg);
 }
 
