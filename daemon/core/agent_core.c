@@ -140,6 +140,7 @@ session_event(struct agent_core *agent, const struct agent_event *event)
 			.bytes = event->u.reg.bytes,
 			.num_chunks = event->u.reg.num_chunks,
 		};
+		session->mapped = event->u.reg.mapped;
 		ac_session_register(agent, session, &reg);
 		break;
 	case AGENT_EV_UNREGISTER:
@@ -220,6 +221,9 @@ agent_core_dispatch(struct agent_core *agent, const struct agent_event *event)
 	case AGENT_EV_LEG_FAILED:
 	case AGENT_EV_LEG_STOPPED:
 		ac_inbound_report(agent, event->kind, &event->u.leg);
+		break;
+	case AGENT_EV_DONOR_LEFT:
+		ac_inbound_donor_left(agent, event->u.donor_leg);
 		break;
 	case AGENT_EV_OUT_BEGAN:
 	case AGENT_EV_OUT_STALLED:

@@ -23,6 +23,7 @@
  *   - PULL and COPY end with exactly one of LEG_DONE, LEG_FAILED, LEG_STOPPED, EXPECT with one
  *     OUT_ENDED, HASH_STOP with one HASH_STOPPED (also when HASHED has just been said), whatever
  *     crosses them. STOP, FENCE and HASH_STOP of what has been reported as over are to be ignored.
+ *   - A PULL's donor is read until DONOR_LEFT, which follows DONOR_DROP, or until the leg's end.
  *   - The first peer who presents the ticket of an EXPECT begins its leg: OUT_BEGAN, before all
  *     else that is said of it. He may come before the EXPECT, and is kept waiting then, but not
  *     for ever. After OUT_ENDED nobody can begin it.
@@ -90,6 +91,7 @@ enum agent_event_kind {
 	AGENT_EV_LEG_DONE,   /* leg in: every chunk verified */
 	AGENT_EV_LEG_FAILED,
 	AGENT_EV_LEG_STOPPED,
+	AGENT_EV_DONOR_LEFT,  /* leg in: its donor is not read any more */
 	AGENT_EV_OUT_BEGAN,   /* leg out: the reader has come with its ticket */
 	AGENT_EV_OUT_STALLED, /* leg out: the reader takes nothing */
 	AGENT_EV_OUT_RESUMED,
@@ -134,6 +136,7 @@ struct agent_event {
 			struct th_hash layout, manifest;
 			uint64_t bytes;
 			uint32_t num_chunks;
+			bool mapped; /* all of it: movers may copy from it */
 		} reg;
 		struct th_hash attributes;
 		struct agent_submission submit;
@@ -156,6 +159,7 @@ struct agent_event {
 			bool hung_up; /* NO_REPLY: its connection ended, the server has gone */
 		} reply;
 		struct agent_leg_report leg; /* LEG_DONE, LEG_FAILED, LEG_STOPPED */
+		uint64_t donor_leg;          /* DONOR_LEFT */
 		uint64_t out_leg;            /* OUT_* */
 		struct {
 			uint64_t gen;
@@ -191,6 +195,7 @@ enum agent_action_kind {
 	AGENT_HASH,       /* go on hashing (session, gen): it was stopped and is served again */
 	AGENT_PULL,       /* leg in, from a peer: LEG_DONE, LEG_FAILED or LEG_STOPPED follows */
 	AGENT_COPY,       /* leg in, from a part of this agent: likewise */
+	AGENT_DONOR_DROP, /* leg in: nothing more is copied from its donor; DONOR_LEFT follows */
 	AGENT_STOP,       /* leg in */
 	AGENT_EXPECT,     /* leg out: OUT_BEGAN may follow, OUT_ENDED follows */
 	AGENT_REFUSE,     /* who has come with this ticket: nothing will come of it */
@@ -262,8 +267,9 @@ struct agent_action {
 			uint64_t leg;
 			uint64_t gen;                        /* of the part to fill, or to serve */
 			uint64_t source_session, source_gen; /* COPY */
+			uint64_t donor_session, donor_gen;   /* PULL; 0: there is none */
 			struct ctl_grant grant; /* PULL, COPY; EXPECT: leg, ticket, far */
-		} leg;                          /* PULL, COPY, STOP, EXPECT, FENCE */
+		} leg;                          /* PULL, COPY, DONOR_DROP, STOP, EXPECT, FENCE */
 		struct {
 			struct th_ticket ticket;
 			int code;

@@ -13,7 +13,8 @@
  *     '--------------------------HASH_STOPPED-----------'        made <--HASH_STOPPED--'
  *
  * Why it drains is a set of causes; drained is no state but a proof, asked for when it matters.
- * Readers are legs out, copies within this host, and the thread that makes digests. While draining,
+ * Readers are legs out, copies within this host, legs that it is a donor of, and the thread that
+ * makes digests. A donor is left at once, for those legs have a source as well. While draining,
  * a leg goes on as long as it progresses, also one that is granted and about to begin, and the
  * digests that it needs are still made; a stalled one is fenced. A part that can never be
  * complete is of no use to anyone: all its legs are fenced.
@@ -196,6 +197,7 @@ ac_part_settle(struct agent_core *agent, struct session *session)
 		return;
 	if (ac_part_draining(part)) {
 		ac_outbounds_fence(agent, part, ac_part_drains(part, DRAIN_HOPELESS));
+		ac_inbounds_drop_donor(agent, part);
 		if (ac_part_drains(part, DRAIN_HOPELESS))
 			stop_copies(agent, part);
 	}

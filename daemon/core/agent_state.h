@@ -131,7 +131,7 @@ struct part { /* owned by session.part; agent_part.c has the ways of its states 
 	struct th_hash attributes; /* published with it                                      */
 	struct outbound *outbounds;
 	uint32_t num_running; /* outbounds not GRANTED                                       */
-	uint32_t num_copies;  /* inbounds of this agent that read it                         */
+	uint32_t num_copies;  /* inbounds of this agent that read it: as source, or as donor  */
 };
 
 enum stop_reason {
@@ -147,6 +147,8 @@ struct inbound {      /* leg in; owned by session.in and found by agent.inbounds
 	struct session *session;
 	struct ctl_grant grant;
 	struct part *source; /* a copy within the host                                       */
+	struct part *donor;  /* else: a held version with some of the same chunks, or NULL    */
+	bool donor_dropped;  /* the movers were told to leave it                              */
 	enum stop_reason stop;
 	UT_hash_handle hh;
 };
@@ -286,6 +288,7 @@ struct session { /* owned by agent.sessions */
 	bool used;  /* its tensors were a part before, whatever is held now                    */
 	bool dirty; /* a failed operation has overwritten some: lasts until another fills them */
 	struct ctl_register reg;
+	bool mapped; /* all of what is registered                                             */
 	struct th_hash attributes;      /* of the next publish                                    */
 	struct th_hash kept_attributes; /* of what was filled last: the shell has them       */
 
@@ -678,6 +681,9 @@ void ac_inbound_cancel(struct agent_core *agent, const struct ctl_cancel *cancel
 void ac_inbound_stop(struct agent_core *agent, struct inbound *in, enum stop_reason reason);
 void ac_inbound_report(struct agent_core *agent, enum agent_event_kind kind,
 	const struct agent_leg_report *report);
+/* The part is to be left by the legs that it is a donor of, and was left by this one. */
+void ac_inbounds_drop_donor(struct agent_core *agent, const struct part *part);
+void ac_inbound_donor_left(struct agent_core *agent, uint64_t number);
 /* Nothing of the leg runs any more. */
 void ac_inbound_over(struct agent_core *agent, struct inbound *in);
 /* FENCE of the server for a copy within the host. */

@@ -5,6 +5,9 @@
  * A session has at most one; the next begins when the movers have reported that the last one has
  * stopped. Every leg that the server granted gets its LEG_END, also those that never ran. What it
  * granted while LEG_END(0) was on its way follows that in the same lane, so it cannot do harm.
+ *
+ * A leg that fills a copy of the agent's own from another host may have a donor: the newest version
+ * of the same shard that this host holds. Chunks that are the same in both come from there.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -46,6 +49,47 @@ local_source(
 	return source->part;
 }
 
+/* Held, so that its bytes do not change, and with all its digests. */
+static bool
+may_donate(const struct session *session, const struct session *reader)
+{
+	const struct part *part = session->part;
+
+	return session != reader && session->mapped && part != NULL && part->state == PART_HELD &&
+	       ac_part_serves(part) && (!part->published || ac_part_has_digests(part)) &&
+	       session->open.shard == reader->open.shard &&
+	       session->open.num_shards == reader->open.num_shards &&
+	       th_hash_equal(session->reg.layout, reader->reg.layout) &&
+	       strcmp(session->open.model, reader->open.model) == 0;
+}
+
+static struct part *
+find_donor(const struct agent_core *agent, const struct session *reader)
+{
+	const struct session *session, *best = NULL;
+
+	for (session = agent->sessions; session != NULL; session = session->hh.next) {
+		if (may_donate(session, reader) &&
+			(best == NULL || th_version_compare(session->held, best->held) > 0))
+			best = session;
+	}
+	return best == NULL ? NULL : best->part;
+}
+
+static void
+give_donor(struct agent_core *agent, struct inbound *in, struct agent_action *pull)
+{
+	struct part *donor = ac_internal(in->session) ? find_donor(agent, in->session) : NULL;
+
+	if (donor == NULL)
+		return;
+	TH_MARK(agent_donor_given);
+	donor->num_copies++;
+	in->donor = donor;
+	pull->u.leg.donor_session = donor->session->id;
+	pull->u.leg.donor_gen = donor->gen;
+}
+
 static void
 inbound_start(struct agent_core *agent, struct session *session, const struct ctl_grant *grant)
 {
@@ -79,6 +123,8 @@ inbound_start(struct agent_core *agent, struct session *session, const struct ct
 	if (source != NULL) {
 		action->u.leg.source_session = source->session->id;
 		action->u.leg.source_gen = source->gen;
+	} else {
+		give_donor(agent, in, action);
 	}
 }
 
@@ -224,6 +270,25 @@ ac_inbound_stop(struct agent_core *agent, struct inbound *in, enum stop_reason r
 	action->u.leg.grant = in->grant;
 }
 
+void
+ac_inbounds_drop_donor(struct agent_core *agent, const struct part *part)
+{
+	struct inbound *in;
+
+	for (in = agent->inbounds; in != NULL; in = in->hh.next) {
+		if (in->donor != part || in->donor_dropped)
+			continue;
+		TH_MARK(agent_donor_dropped);
+		in->donor_dropped = true;
+		ac_action(agent, AGENT_DONOR_DROP, in->session->id)->u.leg.leg = in->leg;
+		/* I2: only DONOR_LEFT, or the leg's end, says that nobody reads it. */
+		if (TH_PLANT(donor_is_left_when_told)) {
+			in->donor->num_copies--;
+			in->donor = NULL;
+		}
+	}
+}
+
 bool
 ac_inbound_fence(struct agent_core *agent, uint64_t number)
 {
@@ -283,20 +348,39 @@ send_end(struct agent_core *agent, const struct inbound *in, enum agent_event_ki
 		ac_copy(end->text, sizeof(end->text), "stopped", sizeof("stopped"));
 }
 
+/* Of a part that is read by a leg in, or NULL. May free its session. */
+static void
+unread(struct agent_core *agent, struct part *part)
+{
+	if (part == NULL)
+		return;
+	TH_ASSERT(part->num_copies > 0);
+	part->num_copies--;
+	ac_settle(agent, part->session);
+}
+
+void
+ac_inbound_donor_left(struct agent_core *agent, uint64_t number)
+{
+	struct inbound *in = NULL;
+
+	HASH_FIND(hh, agent->inbounds, &number, sizeof(number), in);
+	if (in == NULL)
+		return;
+	struct part *donor = in->donor;
+	in->donor = NULL;
+	unread(agent, donor);
+}
+
 void
 ac_inbound_over(struct agent_core *agent, struct inbound *in)
 {
-	struct session *source = in->source == NULL ? NULL : in->source->session;
+	struct part *read = in->source != NULL ? in->source : in->donor;
 
-	if (in->source != NULL) {
-		TH_ASSERT(in->source->num_copies > 0);
-		in->source->num_copies--;
-	}
 	in->session->in = NULL;
 	HASH_DELETE(hh, agent->inbounds, in);
 	free(in);
-	if (source != NULL)
-		ac_settle(agent, source);
+	unread(agent, read);
 }
 
 /*

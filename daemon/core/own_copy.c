@@ -175,6 +175,7 @@ open_session(struct agent_core *agent, const struct ctl_ev_reserve *ev, uint64_t
 		.bytes = ev->bytes,
 		.num_chunks = ev->num_chunks,
 	};
+	session->mapped = true;
 	agent->num_internal++;
 }
 

@@ -233,6 +233,9 @@ execute(struct host *host, const struct agent_action *action)
 	case AGENT_COPY:
 		legs_copy(host, action);
 		break;
+	case AGENT_DONOR_DROP:
+		legs_donor_drop(host, action);
+		break;
 	case AGENT_STOP:
 		legs_stop(host, action);
 		break;

@@ -24,7 +24,7 @@
 #define SECOND_NS INT64_C(1000000000)
 
 /* What the shell has begun and not ended, by the number that the core gave or asked for. */
-enum owed { NONE, REPLY, LEG_IN, LEG_OUT, HASHING, HASH_STOPPING, RESERVATION };
+enum owed { NONE, REPLY, LEG_IN, DONOR, LEG_OUT, HASHING, HASH_STOPPING, RESERVATION };
 
 struct debt {
 	enum owed owed;
@@ -165,6 +165,9 @@ act(const struct agent_action *action)
 	case AGENT_COPY:
 		TH_ASSERT(find(LEG_IN, action->u.leg.leg) == NULL);
 		owe(LEG_IN, CTL_HELLO, action->u.leg.leg, action->session, 0);
+		break;
+	case AGENT_DONOR_DROP:
+		owe(DONOR, CTL_HELLO, action->u.leg.leg, action->session, 0);
 		break;
 	case AGENT_EXPECT:
 		TH_ASSERT(find(LEG_OUT, action->u.leg.leg) == NULL);
@@ -447,6 +450,16 @@ end_leg(struct input *input, struct debt *debt)
 	step(&event);
 }
 
+/* Also when its leg has ended since. */
+static void
+end_donor(struct debt *debt)
+{
+	const struct agent_event event = {.kind = AGENT_EV_DONOR_LEFT, .u.donor_leg = debt->number};
+
+	debt->owed = NONE;
+	step(&event);
+}
+
 static void
 end_reservation(struct input *input, struct debt *debt)
 {
@@ -499,6 +512,8 @@ end_one(struct input *input)
 			answer(input, debt);
 		else if (debt->owed == LEG_IN)
 			end_leg(input, debt);
+		else if (debt->owed == DONOR)
+			end_donor(debt);
 		else if (debt->owed == LEG_OUT)
 			end_out(input, debt);
 		else if (debt->owed == RESERVATION)
@@ -576,6 +591,7 @@ of_session(struct input *input)
 		event.u.reg.layout = event.u.reg.manifest = (struct th_hash){.lo = 1 + (what & 1u)};
 		event.u.reg.bytes = 1000;
 		event.u.reg.num_chunks = 8;
+		event.u.reg.mapped = what & 2;
 		session->registration = ASKED;
 	} else if (what < 0xa0 && session->registration == REGISTERED && what >= 0x90) {
 		event.kind = AGENT_EV_UNREGISTER;

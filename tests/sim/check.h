@@ -48,6 +48,7 @@ void check_slowly(void);
 /* Memory: somebody may write it from now on; a leg reads, or writes; digests are made of it. */
 void check_scribble(const struct memory *memory, const char *who);
 void check_sample(const struct leg *leg);
+void check_donor(const struct leg *leg);
 void check_write(const struct leg *leg);
 void check_hash(const struct handle *handle);
 void check_part_new(struct handle *handle);

@@ -19,6 +19,9 @@ check_scribble(const struct memory *memory, const char *who)
 			memory->shared)
 			sim_fail("I2", "%s writes to memory that leg %" PRIu64 " reads", who,
 				leg->server_number);
+		if (leg->donor != NULL && !leg->over && leg->donor->memory == memory)
+			sim_fail("I2", "%s writes to memory that is a donor of leg %" PRIu64, who,
+				leg->server_number);
 	}
 }
 
@@ -39,6 +42,17 @@ check_sample(const struct leg *leg)
 	if (leg->from->part.prefix <= leg->chunk)
 		sim_fail("I7", "leg %" PRIu64 " reads chunk %u before it is verified",
 			leg->server_number, leg->chunk);
+}
+
+/* A chunk of it may be copied now. */
+void
+check_donor(const struct leg *leg)
+{
+	const struct part *part = &leg->donor->part;
+
+	if (!part->there || part->gen != leg->donor_gen || part->prefix != world.options.chunks ||
+		leg->donor->memory->right != MEMORY_HELD)
+		sim_fail("I2", "the donor of leg %" PRIu64 " is not held", leg->server_number);
 }
 
 void

@@ -305,6 +305,9 @@ host_act(struct host *host, const struct agent_action *action)
 	case AGENT_COPY:
 		mover_begin(host, action);
 		break;
+	case AGENT_DONOR_DROP:
+		mover_drop_donor(host, action->u.leg.leg);
+		break;
 	case AGENT_STOP:
 		mover_stop(host, action->u.leg.leg);
 		break;

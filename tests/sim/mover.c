@@ -263,6 +263,8 @@ take_pages(struct task *task)
 static void
 post(struct leg *leg)
 {
+	if (leg->donor != NULL)
+		check_donor(leg);
 	leg->chunk = leg->to->part.prefix;
 	leg->digest = leg->from->part.digests[leg->chunk];
 	leg->posted = true;
@@ -414,6 +416,11 @@ mover_begin(struct host *host, const struct agent_action *action)
 	if (grant->far)
 		leg->chunk_ns *= world.options.far_times;
 	leg->ticket = grant->ticket;
+	if (action->u.leg.donor_session != 0) {
+		leg->donor = host_handle(host, action->u.leg.donor_session);
+		leg->donor_gen = action->u.leg.donor_gen;
+		check_donor(leg);
+	}
 	TRACE("leg # of host # pulls from host #", leg->server_number, host->process.index,
 		leg->from_host->process.index);
 	delay_ns = link_delay(leg, false);
@@ -443,6 +450,28 @@ mover_stop(struct host *host, uint64_t number)
 		leg->stopping = true;
 		/* Until its queue is flushed, what has been posted may still land. */
 		leg_in(leg, flushed, &host->process, between(RNG_MOVE, 10 * US, 60 * MS));
+	}
+}
+
+static void
+donor_left(struct task *task)
+{
+	struct leg *leg = leg_of(task);
+
+	if (leg->over || leg->donor == NULL)
+		return;
+	leg->donor = NULL;
+	host_tell_mover(leg->host, AGENT_EV_DONOR_LEFT, 0)->u.donor_leg = leg->number;
+}
+
+/* It is read until the chunks that are under way have been copied. */
+void
+mover_drop_donor(struct host *host, uint64_t number)
+{
+	for (struct leg *leg = world.legs; leg != NULL; leg = leg->next) {
+		if (leg->host == host && leg->host_life == host->process.life &&
+			leg->number == number && !leg->over)
+			leg_in(leg, donor_left, &host->process, between(RNG_MOVE, US, 20 * MS));
 	}
 }
 
@@ -654,6 +683,9 @@ mover_must_be_still(const struct handle *handle, const char *why)
 				(unsigned long)handle->id, handle->host->process.index);
 		if (leg->from == handle && (leg->way == LEG_LOCAL ? !leg->over : leg->serving))
 			sim_fail("I2", "%s: a leg reads session %lu of host %u", why,
+				(unsigned long)handle->id, handle->host->process.index);
+		if (leg->donor == handle && !leg->over)
+			sim_fail("I2", "%s: session %lu of host %u is a donor", why,
 				(unsigned long)handle->id, handle->host->process.index);
 	}
 }

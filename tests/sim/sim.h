@@ -301,6 +301,8 @@ struct leg {
 	struct handle *from;
 	struct memory *from_memory;
 	uint64_t from_gen;
+	struct handle *donor; /* of the reader's host; NULL: there is none, or it was left    */
+	uint64_t donor_gen;
 	bool lies;              /* other bytes come, with digests that fit            */
 	bool over;              /* reported to the reader's core                      */
 	bool stopping;          /* by the reader's core                               */
@@ -550,6 +552,7 @@ void host_answered(struct host *host, const struct flight *flight, const struct 
 void mover_part(struct host *host, const struct agent_action *action);
 void mover_begin(struct host *host, const struct agent_action *action);
 void mover_stop(struct host *host, uint64_t number);
+void mover_drop_donor(struct host *host, uint64_t number);
 /* False: its reader has left. */
 bool mover_serve(struct leg *leg, uint64_t session, uint64_t gen, uint64_t number);
 void mover_turned_away(struct leg *leg);

@@ -201,6 +201,7 @@ worker_put(struct worker *worker, int code)
 	event->u.reg.layout = event->u.reg.manifest;
 	event->u.reg.bytes = world.options.chunks * CHUNK_TOKENS * sizeof(uint64_t);
 	event->u.reg.num_chunks = world.options.chunks;
+	event->u.reg.mapped = worker->handle->memory->shared;
 }
 
 void

@@ -148,6 +148,8 @@ static void
 legs_begin(struct host *host, const struct agent_action *action, struct xfer_part *xfer,
 	struct xfer_part *source)
 {
+	struct xfer_part *donor =
+		parts_find(host, action->u.leg.donor_session, action->u.leg.donor_gen);
 	const struct ctl_grant *grant = &action->u.leg.grant;
 	struct leg *leg = legs_add(host, action, xfer);
 	if (source)
@@ -170,7 +172,7 @@ legs_begin(struct host *host, const struct agent_action *action, struct xfer_par
 	}
 	int rc = source ? transport_copy(host->transport, leg->leg, source, xfer)
 			: transport_pull(host->transport, leg->leg, grant->source_address,
-				  &grant->ticket, xfer, NULL, leg->flags);
+				  &grant->ticket, xfer, donor, leg->flags);
 	if (rc < 0) {
 		char text[TH_CTL_TEXT_BYTES];
 		snprintf(text, sizeof(text), "the leg cannot be started: %s", th_strerror(rc));
@@ -260,6 +262,13 @@ legs_copy(struct host *host, const struct agent_action *action)
 }
 
 void
+legs_donor_drop(struct host *host, const struct agent_action *action)
+{
+	if (legs_find(host, action->u.leg.leg)) /* else its end is on the way to the core */
+		transport_drop_donor(host->transport, action->u.leg.leg);
+}
+
+void
 legs_stop(struct host *host, const struct agent_action *action)
 {
 	struct leg *leg = legs_find(host, action->u.leg.leg);
@@ -301,7 +310,7 @@ static void
 legs_log_end(const struct leg *leg, const struct transport_event *event, int code)
 {
 	char size[TH_UNITS_BYTES], took[TH_UNITS_BYTES], rate[TH_UNITS_BYTES];
-	char reused[TH_UNITS_BYTES];
+	char reused[TH_UNITS_BYTES], donated[TH_UNITS_BYTES];
 	int64_t ns = th_now_ns() - leg->start_ns;
 	double seconds = ns > 0 ? (double)ns / 1e9 : 1e-9;
 	const char *word = event->fallback[0] != '\0' ? " fallback=\""
@@ -309,13 +318,16 @@ legs_log_end(const struct leg *leg, const struct transport_event *event, int cod
 						      : "";
 	const char *why = event->fallback[0] != '\0' ? event->fallback : event->copy;
 	log_write(code == 0 ? LOG_LEVEL_INFO : LOG_LEVEL_WARN, "leg",
-		"%s leg=%" PRIu64 " moved=%s reused=%s took=%s rate=%s/s path=%s%s%s%s%s%s%s%s%s%s",
+		"%s leg=%" PRIu64
+		" moved=%s reused=%s donated=%s took=%s rate=%s/s path=%s%s%s%s%s%s%s%s%s%s",
 		leg->out                           ? "served"
 		: code == 0                        ? "done"
 		: event->kind == TRANSPORT_STOPPED ? "stopped"
 						   : "failed",
 		leg->server_leg, th_print_size_short(event->bytes_moved, size),
-		th_print_size_short(event->bytes_reused, reused), th_print_duration_short(ns, took),
+		th_print_size_short(event->bytes_reused, reused),
+		th_print_size_short(event->bytes_donated, donated),
+		th_print_duration_short(ns, took),
 		th_print_size_short((uint64_t)((double)event->bytes_moved / seconds), rate),
 		event->transport[0] != '\0' ? event->transport : "none", word, why,
 		word[0] != '\0' ? "\"" : "", leg->peer,
@@ -332,7 +344,7 @@ in_ended(struct host *host, struct leg *leg, const struct transport_event *event
 	out->leg = leg->leg;
 	out->chunks_verified = xfer_part_prefix(leg->xfer);
 	out->bytes_moved = event->bytes_moved;
-	out->bytes_reused = event->bytes_reused;
+	out->bytes_reused = event->bytes_reused + event->bytes_donated;
 	out->transfer_ns = event->transfer_ns;
 	out->verify_ns = event->verify_ns;
 	out->overwrote = event->overwrote;
@@ -488,6 +500,11 @@ on_event(struct host *host, const struct transport_event *event)
 		if (leg && !leg->out)
 			in_ended(host, leg, event);
 		break;
+	case TRANSPORT_DONOR_LEFT: {
+		struct agent_event left = {.kind = AGENT_EV_DONOR_LEFT, .u.donor_leg = event->leg};
+		engine_post(host, &left);
+		break;
+	}
 	case TRANSPORT_CHANGED:
 		leg = legs_find(host, event->leg);
 		if (leg)

@@ -48,6 +48,7 @@ void legs_hash(struct host *host, const struct agent_action *action);
 void legs_hash_stop(struct host *host, const struct agent_action *action);
 void legs_pull(struct host *host, const struct agent_action *action);
 void legs_copy(struct host *host, const struct agent_action *action);
+void legs_donor_drop(struct host *host, const struct agent_action *action);
 void legs_stop(struct host *host, const struct agent_action *action);
 void legs_expect(struct host *host, const struct agent_action *action);
 void legs_fence(struct host *host, const struct agent_action *action);

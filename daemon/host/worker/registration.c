@@ -254,6 +254,7 @@ manifest_put_done(void *arg, const struct th_err *result)
 	event.u.reg.manifest = tensors->key;
 	event.u.reg.bytes = tensors->table->bytes;
 	event.u.reg.num_chunks = tensors->table->num_chunks;
+	event.u.reg.mapped = tensors_mapped(tensors);
 	engine_post(session->host, &event);
 }
 

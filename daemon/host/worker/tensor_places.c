@@ -310,6 +310,16 @@ tensors_place(
 	}
 }
 
+bool
+tensors_mapped(const struct tensors *tensors)
+{
+	for (uint32_t i = 0; i < tensors->manifest.num_rows; i++) {
+		if (tensors->manifest.rows[i].bytes > 0 && !tensors->places[i].data)
+			return false;
+	}
+	return true;
+}
+
 void
 tensors_free(struct tensors *tensors)
 {

@@ -10,6 +10,7 @@
 #ifndef TH_DAEMON_HOST_WORKER_TENSOR_PLACES_H
 #define TH_DAEMON_HOST_WORKER_TENSOR_PLACES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/host/memory/holes.h"
@@ -69,6 +70,8 @@ int tensors_of_manifest(const uint8_t *data, size_t bytes, struct th_err *err,
 	struct tensors **ret_tensors, uint64_t *ret_bytes);
 void tensors_place(
 	struct tensors *tensors, uint8_t *memory, struct fd_memory *file, struct gpus_host *host);
+/* All rows, as far as they have bytes. */
+bool tensors_mapped(const struct tensors *tensors);
 void tensors_free(struct tensors *tensors); /* NULL: nothing */
 
 #endif

@@ -44,7 +44,7 @@ agent_check_part(const struct agent_core *agent, const struct session *session)
 		TH_ASSERT(out->state != OUTBOUND_SERVING || !ac_part_drains(part, DRAIN_HOPELESS));
 	}
 	for (in = agent->inbounds; in != NULL; in = in->hh.next)
-		copies += in->source == part;
+		copies += in->source == part || in->donor == part;
 	TH_ASSERT(running == part->num_running && copies == part->num_copies);
 	TH_ASSERT(part->digests == DIGESTS_NONE || part->published);
 	/* A proof is given as soon as there is one, and never without. */
@@ -177,6 +177,9 @@ check_session(const struct agent_core *agent, const struct session *session)
 		TH_ASSERT(in->session == session && session->part != NULL);
 		TH_ASSERT(session->part->state != PART_HELD && session->part != in->source);
 		TH_ASSERT(session->state == SESSION_OPEN || in->stop == STOP_CANCEL);
+		TH_ASSERT(in->donor == NULL || (ac_internal(session) && in->source == NULL));
+		TH_ASSERT(in->donor == NULL || in->donor->state == PART_HELD);
+		TH_ASSERT(in->donor == NULL || ac_part_serves(in->donor) || in->donor_dropped);
 	}
 	if (session->state != SESSION_OPENING && !ac_internal(session)) {
 		TH_ASSERT(session->line.safe_to_mutate ==

@@ -348,6 +348,7 @@ rig_open(struct rig *rig, uint64_t session)
 	strcpy(event.u.open.model, "m");
 	event.u.open.replica[0] = (char)('a' + session % 26);
 	event.u.open.num_shards = rig->num_shards == 0 ? 1 : rig->num_shards;
+	event.u.open.shard = rig->shard;
 	if (rig->retain != NULL)
 		strcpy(event.u.open.retain, rig->retain);
 	rig_step(rig, &event);
@@ -374,6 +375,7 @@ rig_session(struct rig *rig, uint64_t session, enum agent_event_kind kind)
 		event.u.reg.layout = event.u.reg.manifest = RIG_LAYOUT;
 		event.u.reg.num_chunks = RIG_CHUNKS;
 		event.u.reg.bytes = 1000;
+		event.u.reg.mapped = !rig->unmapped;
 	}
 	rig_step(rig, &event);
 }

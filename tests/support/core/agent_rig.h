@@ -38,6 +38,8 @@ struct rig {
 	bool cut;                     /* everything gets NO_REPLY */
 	bool hangs_up;                /* NO_REPLY says that its connection ended */
 	uint32_t num_shards;          /* of the groups that are opened: 1 */
+	uint32_t shard;               /* of the sessions that are opened: 0 */
+	bool unmapped;                /* what is registered: movers reach it by calls only */
 	bool unknown;                 /* everything but HELLO and ATTACH: who are you? */
 	const char *retain;           /* rules of what is opened; NULL: none */
 	uint32_t held;                /* mask of 1 << kind: not answered until rig_answer */
