@@ -193,8 +193,9 @@ class Counted(unittest.TestCase):
     def test_run_that_was_cut_off(self):
         self.add('a', 'stress')
         self.add('b', 'stress', logged=False)
-        self.assertEqual(self.count(), (1, 1, 0))
-        self.assertIn('b: has no result', self.said)
+        self.add('c', 'stress', logged=False)
+        self.assertEqual(self.count(), (1, 2, 0))
+        self.assertIn('was cut off before 2 of 3 tests: b, c', self.said)
 
     def test_one_suite(self):
         self.add('a', 'stress')
@@ -207,7 +208,7 @@ class Counted(unittest.TestCase):
         self.assertEqual(self.count(suite=':!style'), (1, 0, 0))
         self.add('c', 'unit', logged=False)
         self.assertEqual(self.count(suite=':!style'), (1, 1, 0))
-        self.assertIn('c: has no result', self.said)
+        self.assertIn('was cut off before 1 of 2 tests: c', self.said)
 
     def test_suite_without_tests(self):
         self.add('b', 'stress', logged=False)

@@ -167,9 +167,10 @@ def count_build(count, argument):
             count_script(count, build, name, entry, output)
         else:
             count_program(count, build, name, entry, output)
-    for name in expected:
-        if name not in seen:
-            count.fail(f'{build} {name}: has no result: the run was cut off')
+    missing = [name for name in expected if name not in seen]
+    if missing:
+        count.fail(f'{build}: the run was cut off before {len(missing)} of {len(expected)} tests: '
+                   f'{", ".join(missing)}', len(missing))
 
 
 def main(arguments):
