@@ -23,7 +23,9 @@
 
 _Static_assert(sizeof(((struct thc_result *)0)->source) == sizeof(((struct shm_slot *)0)->source) &&
 		       sizeof(((struct thc_result *)0)->transport) ==
-			       sizeof(((struct shm_slot *)0)->transport),
+			       sizeof(((struct shm_slot *)0)->transport) &&
+		       sizeof(((struct thc_result *)0)->reason) <=
+			       sizeof(((struct shm_slot *)0)->sentence),
 	"texts of a result");
 
 #define DONE_NS INT64_C(100000000) /* that thc_op_done may copy to GPU memory in a call */
@@ -83,6 +85,8 @@ static const size_t result_ends[] = {offsetof(struct thc_result, bytes_moved),
 	offsetof(struct thc_result, bytes_reused), offsetof(struct thc_result, wait_ns),
 	offsetof(struct thc_result, transfer_ns), offsetof(struct thc_result, verify_ns),
 	offsetof(struct thc_result, source), offsetof(struct thc_result, transport),
+	offsetof(struct thc_result, bytes_prefetched), offsetof(struct thc_result, num_sources),
+	offsetof(struct thc_result, derived), offsetof(struct thc_result, reason),
 	sizeof(struct thc_result)};
 
 static void

@@ -27,23 +27,14 @@
 
 /* ---- arguments ----------------------------------------------------------------------------- */
 
-static const struct {
-	uint32_t flag;
-	const char *name;
-} later_flags[] = {
-	{THC_OFFLOAD_SEED, "THC_OFFLOAD_SEED"},
-	{THC_PREFETCH, "THC_PREFETCH"},
-};
+#define OPEN_FLAGS                                                                                 \
+	(THC_SPOT | THC_REQUIRE_RDMA | THC_OFFLOAD_SEED | THC_NO_MEMORY_FD | THC_STAGED |          \
+		THC_PREFETCH)
 
 static int
 open_close_check_flags(uint32_t flags)
 {
-	for (size_t i = 0; i < TH_ARRAY_LEN(later_flags); i++)
-		if ((flags & later_flags[i].flag) != 0)
-			return shim_fail(THC_E_INVALID,
-				"opts->flags: %s is not built in this release; leave it out",
-				later_flags[i].name);
-	if ((flags & ~(uint32_t)(THC_SPOT | THC_REQUIRE_RDMA | THC_NO_MEMORY_FD | THC_STAGED)) != 0)
+	if ((flags & ~(uint32_t)OPEN_FLAGS) != 0)
 		return shim_fail(
 			THC_E_INVALID, "opts->flags: 0x%" PRIx32 " has unknown bits", flags);
 	return 0;

@@ -411,10 +411,14 @@ finish_one(struct thc_shard *shard, const struct shm_completion *completion)
 	op->result.wait_ns = slot.wait_ns;
 	op->result.transfer_ns = slot.transfer_ns;
 	op->result.verify_ns = slot.verify_ns;
+	op->result.bytes_prefetched = slot.bytes_prefetched;
 	memcpy(op->result.source, slot.source, sizeof(op->result.source));
 	memcpy(op->result.transport, slot.transport, sizeof(op->result.transport));
 	errors_clean(op->result.source, sizeof(op->result.source));
 	errors_clean(op->result.transport, sizeof(op->result.transport));
+	if (slot.code == 0)
+		memcpy(op->result.reason, slot.sentence, sizeof(op->result.reason));
+	errors_clean(op->result.reason, sizeof(op->result.reason));
 	op->group_op_seq = slot.group_op_seq;
 	TH_FP(worker_completed);
 	op_finish(op, completion->code, slot.sentence);

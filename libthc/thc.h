@@ -32,9 +32,6 @@
  *     endpoints and /proc/self, prints nothing unless THC_LOG (error, warn, info, debug) is set,
  *     and links libc only: CUDA is found by dlopen, when a tensor lies on a GPU.
  *   - A THC_E_INVALID sentence begins with the name of the argument.
- *
- * What this release answers THC_E_INVALID with a sentence that says so: THC_OFFLOAD_SEED,
- * THC_PREFETCH.
  */
 #ifndef THC_H
 #define THC_H
@@ -224,6 +221,7 @@ enum thc_event_bits {
 	THC_EV_GROUP_BROKEN = 8u,
 	THC_EV_AGENT_LOST = 16u,
 	THC_EV_AT_RISK = 32u,
+	THC_EV_READY = 64u, /* a newer version is whole on this host: thc_ready_version */
 };
 /*
  * What happened since the last call: a mask, each bit once. No system call when nothing happened,
@@ -333,9 +331,14 @@ struct thc_result {
 	char source[THC_NAME_MAX + 1]; /* replica the last byte came from */
 	/* "rdma", "rdma-copy" (through buffers of an agent), "tcp", "local", "cuda-ipc" */
 	char transport[32];
+	/* Of bytes_moved: from a copy that was whole in the memory of this host's agent before. */
+	uint64_t bytes_prefetched;
+	uint32_t num_sources; /* not counted in this release: 0 */
+	uint32_t derived;     /* nothing is made from another layout in this release: 0 */
+	char reason[128];     /* why by no better way (THC_PREFETCH); "": by the best */
 };
 #ifdef __cplusplus
-#define THC_RESULT_INIT { sizeof(struct thc_result), 0, 0, 0, 0, 0, 0, 0, 0, "", "" }
+#define THC_RESULT_INIT { sizeof(struct thc_result), 0, 0, 0, 0, 0, 0, 0, 0, "", "", 0, 0, 0, "" }
 #else
 #define THC_RESULT_INIT { .struct_size = sizeof(struct thc_result) }
 #endif
@@ -365,6 +368,14 @@ int thc_update(struct thc_shard *shard, const char *version, int64_t timeout_ms,
  * Outputs may be NULL.
  */
 int thc_held_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_version);
+
+/*
+ * The newest version that update would install without the network, for a handle opened with
+ * THC_PREFETCH or THC_OFFLOAD_SEED; from shared memory, likewise. THC_E_NOT_AVAILABLE: none, or
+ * none any more: its copy may go, and without a server nothing can be installed. Each member of a
+ * group is answered for itself: decide on one of them, or call update on all. Outputs may be NULL.
+ */
+int thc_ready_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_version);
 
 /* After THC_E_UNKNOWN: waits for the outcome of that operation and returns what it would have
  * returned. Its own deadline passed: THC_E_UNKNOWN again. */

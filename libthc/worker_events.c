@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * worker_events - what a worker may know without a system call: thc_shard_events, thc_held_version,
- * thc_safe_to_mutate. All three read the line of the agent's shared file. Only when the agent's
- * heartbeat has become old is its life looked at.
+ * worker_events - what a worker may know without a system call: thc_shard_events,
+ * thc_held_version, thc_ready_version, thc_safe_to_mutate. All read the line of the agent's shared
+ * file. Only when the agent's heartbeat has become old is its life looked at.
  */
 #include <poll.h>
 #include <string.h>
@@ -15,7 +15,7 @@ _Static_assert(THC_EV_EVICTED == 1u << SHM_EV_EVICTED &&
 		       THC_EV_CONTRACT == 1u << SHM_EV_CONTRACT &&
 		       THC_EV_GROUP_BROKEN == 1u << SHM_EV_BROKEN &&
 		       THC_EV_AGENT_LOST == 1u << SHM_EV_LOST &&
-		       THC_EV_AT_RISK == 1u << SHM_EV_AT_RISK,
+		       THC_EV_AT_RISK == 1u << SHM_EV_AT_RISK && THC_EV_READY == 1u << SHM_EV_READY,
 	"a bit for each counter");
 
 /* The line, after a look at the agent where its heartbeat is old. */
@@ -85,6 +85,36 @@ thc_held_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_v
 		*ret_lineage = line.held_lineage;
 	if (ret_version != NULL)
 		*ret_version = line.held_version;
+	return 0;
+}
+
+int
+thc_ready_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_version)
+{
+	struct shm_line line;
+	int rc = shard_enter(shard, ENTER_BEGINS_NOTHING);
+
+	if (rc < 0)
+		return rc;
+	rc = worker_events_read_line(shard, &line);
+	if (shard_lost(shard))
+		rc = shard_lost_error(shard);
+	else if ((shard->open_flags & (THC_PREFETCH | THC_OFFLOAD_SEED)) == 0)
+		rc = shim_fail(THC_E_NOT_AVAILABLE,
+			"this handle was opened without THC_PREFETCH and THC_OFFLOAD_SEED: nothing "
+			"is brought for it before it asks");
+	else if (rc < 0)
+		rc = shim_fail(
+			THC_E_NOT_AVAILABLE, "the agent was stopped while it wrote the version");
+	else if (line.ready_version == THC_NO_VERSION)
+		rc = shim_fail(THC_E_NOT_AVAILABLE, "no newer version is whole on this host");
+	shard_leave(shard);
+	if (rc < 0)
+		return rc;
+	if (ret_lineage != NULL)
+		*ret_lineage = line.ready_lineage;
+	if (ret_version != NULL)
+		*ret_version = line.ready_version;
 	return 0;
 }
 

@@ -219,19 +219,23 @@ struct agent_result { /* of struct thc_result */
 	struct th_version version;
 	bool updated;
 	uint64_t bytes_moved, bytes_reused, wait_ns, transfer_ns, verify_ns;
+	uint64_t bytes_prefetched;
 	char source[TH_NAME_MAX + 1];
 	char transport[32];
+	char reason[CTL_REASON_BYTES];
 };
 
 struct agent_line {
 	struct th_version held;
 	bool safe_to_mutate;
-	uint64_t generation; /* of the model's listing */
-	uint16_t broken;     /* how often THC_EV_GROUP_BROKEN happened */
-	uint16_t contract;   /* how often THC_EV_CONTRACT happened */
-	uint16_t conflict;   /* how often THC_EV_VERSION_CONFLICT happened */
-	uint16_t evicted;    /* how often THC_EV_EVICTED happened */
-	uint16_t at_risk;    /* how often THC_EV_AT_RISK happened */
+	uint64_t generation;     /* of the model's listing */
+	uint16_t broken;         /* how often THC_EV_GROUP_BROKEN happened */
+	uint16_t contract;       /* how often THC_EV_CONTRACT happened */
+	uint16_t conflict;       /* how often THC_EV_VERSION_CONFLICT happened */
+	uint16_t evicted;        /* how often THC_EV_EVICTED happened */
+	uint16_t at_risk;        /* how often THC_EV_AT_RISK happened */
+	struct th_version ready; /* what update would install without the network; none */
+	uint16_t ready_told;     /* how often THC_EV_READY happened */
 };
 
 #define AGENT_LEFT_TEXTS 8u /* sentences of what was waited for: the first ones */

@@ -150,7 +150,8 @@ announce(struct agent_core *agent, struct session *session)
 
 	ac_lane_clear(agent, session->lane);
 	session->at_server = AT_SERVER_REJOINING;
-	ac_alone_forget(session); /* it is said that nothing is held */
+	session->ready.version = TH_NO_VERSION; /* this one says it anew */
+	ac_alone_forget(session);               /* it is said that nothing is held */
 	/* Named, not begun, and known to a server that is no more: there will be another. */
 	call->has_next = false;
 	rejoin = &ac_lane_add(agent, session->lane, CTL_REJOIN)->u.rejoin;

@@ -149,6 +149,7 @@ struct inbound {      /* leg in; owned by session.in and found by agent.inbounds
 	struct part *source; /* a copy within the host                                       */
 	struct part *donor;  /* else: a held version with some of the same chunks, or NULL    */
 	bool donor_dropped;  /* the movers were told to leave it                              */
+	bool prefetched;     /* of a copy of the agent's own that was whole when it began    */
 	enum stop_reason stop;
 	UT_hash_handle hh;
 };
@@ -303,6 +304,9 @@ struct session { /* owned by agent.sessions */
 	/* As last told. Before that nothing can be mutated, which no open handle begins with. */
 	struct agent_line line;
 	uint16_t num_conflict, num_at_risk;
+	/* As the server that knows it said last. What of it the worker may believe: handle.c. */
+	struct th_version ready;
+	uint16_t num_ready;
 
 	uint16_t num_contract; /* not 0: ended by us; its worker's close is waited for, and why */
 	char ended_text[TH_CTL_TEXT_BYTES];
@@ -514,6 +518,8 @@ void ac_session_reply(struct agent_core *agent, struct request_lane *lane,
 /* Its version was published before with other bytes; the next operation says so as well. */
 void ac_session_conflict(struct agent_core *agent, struct session *session);
 void ac_session_at_risk(struct agent_core *agent, struct session *session);
+/* What its update would install without the network; none: nothing, or not any more. */
+void ac_session_ready(struct agent_core *agent, struct session *session, struct th_version version);
 /* code: TH_E_GROUP_BROKEN, or TH_E_EVICTED by an operator. */
 void ac_session_broken(
 	struct agent_core *agent, struct session *session, int code, const char *text);

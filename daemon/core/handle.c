@@ -197,6 +197,7 @@ ac_session_new(struct agent_core *agent, uint64_t id, const struct ctl_open *ope
 	session->open = *open;
 	session->held.version = TH_NO_VERSION;
 	session->line.held.version = TH_NO_VERSION;
+	session->ready.version = session->line.ready.version = TH_NO_VERSION;
 	session->model = ac_model_acquire(agent, session->open.model);
 	session->lane = ac_lane_new(agent, session);
 	HASH_ADD(hh, agent->sessions, id, sizeof(session->id), session);
@@ -435,6 +436,13 @@ ac_session_at_risk(struct agent_core *agent, struct session *session)
 	ac_settle(agent, session);
 }
 
+void
+ac_session_ready(struct agent_core *agent, struct session *session, struct th_version version)
+{
+	session->ready = version;
+	ac_settle(agent, session);
+}
+
 /* ---- breaking -------------------------------------------------------------------------------- */
 
 void
@@ -499,10 +507,28 @@ safe_to_mutate(const struct session *session)
 	return session->in == NULL && session->part == NULL;
 }
 
+/*
+ * What its worker may believe: that an update would install it now. While no server is there none
+ * would; nor of a handle that is dirty, in a group that is over, or at an agent that ends. What is
+ * not newer than what is held has been installed already, whether the server has said so or not.
+ */
+static struct th_version
+ready_now(const struct agent_core *agent, const struct session *session)
+{
+	bool takes = agent->link.attached && !ac_leaving(agent) &&
+		     session->at_server == AT_SERVER_KNOWN && session->state == SESSION_OPEN &&
+		     !session->dirty && !ac_broken(session) && !ac_ended(session);
+
+	return takes && th_version_compare(session->ready, session->held) > 0
+		       ? session->ready
+		       : (struct th_version){.version = TH_NO_VERSION};
+}
+
 void
 ac_session_line(struct agent_core *agent, struct session *session)
 {
 	struct agent_line line = {
+		.ready = ready_now(agent, session),
 		.held = session->held,
 		.safe_to_mutate = safe_to_mutate(session),
 		.generation = session->model->generation,
@@ -515,13 +541,19 @@ ac_session_line(struct agent_core *agent, struct session *session)
 
 	if (session->state == SESSION_OPENING || ac_internal(session))
 		return;
+	bool other_ready = th_version_compare(line.ready, session->line.ready) != 0;
 	if (th_version_compare(line.held, session->line.held) == 0 &&
 		line.safe_to_mutate == session->line.safe_to_mutate &&
 		line.generation == session->line.generation &&
 		line.broken == session->line.broken && line.contract == session->line.contract &&
 		line.conflict == session->line.conflict && line.evicted == session->line.evicted &&
-		line.at_risk == session->line.at_risk)
+		line.at_risk == session->line.at_risk && !other_ready)
 		return;
+	if (other_ready && !th_version_none(line.ready)) {
+		TH_MARK(worker_hears_what_is_ready);
+		session->num_ready++;
+	}
+	line.ready_told = session->num_ready;
 	session->line = line;
 	ac_action(agent, AGENT_LINE, session->id)->u.line = line;
 }

@@ -112,6 +112,8 @@ inbound_start(struct agent_core *agent, struct session *session, const struct ct
 	in->session = session;
 	in->grant = *grant;
 	in->source = source;
+	in->prefetched =
+		source != NULL && ac_internal(source->session) && source->state >= PART_FULL;
 	session->in = in;
 	HASH_ADD(hh, agent->inbounds, leg, sizeof(in->leg), in);
 	AC_COPY(session->call.result.source, grant->source_replica);
@@ -182,6 +184,7 @@ ac_inbound_go(struct agent_core *agent, const struct ctl_ev_go *go)
 	if (session->part != NULL)
 		ac_part_end(agent, session);
 	call->content = go->content;
+	AC_COPY(call->result.reason, go->reason);
 	keep_attributes(agent, session, go->attributes);
 	ac_part_new(agent, session, call->op_seq, false)->attributes = go->attributes;
 	session->held.version = TH_NO_VERSION;
@@ -306,11 +309,13 @@ ac_inbound_fence(struct agent_core *agent, uint64_t number)
 /* ---- ending ---------------------------------------------------------------------------------- */
 
 static void
-account(struct call *call, const struct agent_leg_report *report)
+account(struct call *call, const struct inbound *in, const struct agent_leg_report *report)
 {
 	struct agent_result *result = &call->result;
 
 	result->bytes_moved += report->bytes_moved;
+	if (in->prefetched)
+		result->bytes_prefetched += report->bytes_moved;
 	result->bytes_reused += report->bytes_reused;
 	result->transfer_ns += report->transfer_ns;
 	result->verify_ns += report->verify_ns;
@@ -426,7 +431,7 @@ ac_inbound_report(
 	}
 	bool done = kind == AGENT_EV_LEG_DONE;
 	if (call->state != CALL_NONE)
-		account(call, report);
+		account(call, in, report);
 	if (done) {
 		ac_part_enter(session->part, PART_FULL, "LEG_DONE");
 		session->part->content = report->content;

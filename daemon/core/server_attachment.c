@@ -245,8 +245,12 @@ event(struct agent_core *agent, const struct ctl_event *event)
 	case CTL_EV_RULES:
 		ac_alone_rules(agent, &event->u.rules);
 		break;
-	case CTL_EV_READY: /* of members with flags that open() refuses */
-	case CTL_EV_PING:  /* the next POLL answers it */
+	case CTL_EV_READY:
+		session = ac_session_by_sid(agent, event->u.ready.sid);
+		if (session != NULL)
+			ac_session_ready(agent, session, event->u.ready.version);
+		break;
+	case CTL_EV_PING: /* the next POLL answers it */
 		break;
 	}
 }

@@ -13,6 +13,7 @@
 #define TH_IPC_SHM_LAYOUT_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define SHM_MAGIC_W UINT32_C(0x57314854) /* "TH1W" */
@@ -74,10 +75,11 @@ struct shm_slot {                  /* one operation; written by the agent, under
 	uint64_t lineage, version;
 	uint64_t bytes_moved, bytes_reused, wait_ns, transfer_ns, verify_ns;
 	uint64_t group_op_seq; /* of the group operation: names the snapshot of a grouped list */
-	uint8_t reserved[24];
+	uint64_t bytes_prefetched;
+	uint8_t reserved[16];
 	char transport[32];
 	char source[256];
-	char sentence[512];
+	char sentence[512]; /* of a failure; of a success: thc_result.reason */
 	uint8_t pad[96];
 };
 _Static_assert(sizeof(struct shm_slot) == 1024, "wire format");
@@ -89,6 +91,7 @@ enum shm_event_counter {
 	SHM_EV_BROKEN,
 	SHM_EV_LOST,
 	SHM_EV_AT_RISK,
+	SHM_EV_READY,
 	SHM_EV_COUNT
 };
 
@@ -99,9 +102,13 @@ struct shm_line { /* what the worker may know without a system call; under the s
 	uint64_t generation;
 	uint64_t heartbeat_ns; /* CLOCK_MONOTONIC of the agent */
 	uint16_t events[SHM_EV_COUNT];
-	uint8_t reserved[12];
+	uint8_t reserved[10];
+	/* Behind what an older worker reads; an older agent has no worker that asks for it. */
+	uint64_t ready_lineage, ready_version; /* version UINT64_MAX: none */
+	uint8_t reserved2[48];
 };
-_Static_assert(sizeof(struct shm_line) == 64, "wire format");
+_Static_assert(offsetof(struct shm_line, ready_lineage) == 64 && sizeof(struct shm_line) == 128,
+	"wire format");
 
 struct shm_a { /* file A */
 	uint32_t magic, layout_id, capacity, reserved;
@@ -111,7 +118,6 @@ struct shm_a { /* file A */
 	_Atomic uint32_t sleeping;  /* the agent waits on its doorbell */
 	uint8_t pad1[44];
 	struct shm_line line;
-	uint8_t pad2[64];
 	struct shm_completion completions[SHM_CAPACITY];
 	struct shm_slot slots[SHM_CAPACITY];
 };

@@ -82,6 +82,7 @@ make_a(struct segment_agent *segment)
 	segment->a->layout_id = SHM_LAYOUT_ID;
 	segment->a->capacity = SHM_CAPACITY;
 	segment->a->line.held_version = UINT64_MAX;
+	segment->a->line.ready_version = UINT64_MAX;
 	/* Nothing is shared yet: memory that was never registered is its owner's. */
 	segment->a->line.safe_to_mutate = 1;
 	if (fcntl(segment->fd_a, F_ADD_SEALS, SEALS_A) < 0)

@@ -20,7 +20,7 @@ struct segment_agent {
 	struct shm_a *a;       /* owns the mapping */
 };
 
-/* Both files with their headers, held version "none", sealed and ready to be sent. 0 or -errno. */
+/* Both files with headers, versions "none", sealed and ready to be sent. 0 or -errno. */
 TH_MUST_USE int segment_agent_new(struct segment_agent *ret_segment);
 /* Legal on a zeroed struct with descriptors of -1 and after a failure of segment_agent_new. */
 void segment_agent_free(struct segment_agent *segment);

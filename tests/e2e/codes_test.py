@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract with real daemons: every call succeeds, what is not built says so by name, and codes
-that no other script brings about."""
+"""The contract with real daemons: every call succeeds, and codes that no other script brings
+about."""
 
 import json
 import os
@@ -98,17 +98,6 @@ def an_unknown_outcome_is_resolved():
         assert shard.held == (0, 1)
         expect_error("STATE", shard.resolve, timeout=0)
         shard.close()
-
-
-def what_is_not_built_says_so():
-    with cluster() as cl:
-        cl.agent("a")
-        for option, flag in (
-            ("offload_seed", "THC_OFFLOAD_SEED"),
-            ("prefetch", "THC_PREFETCH"),
-        ):
-            e = expect_error("INVALID", opened, cl, "a", "r", **{option: True})
-            assert flag in str(e) and "not built" in str(e), e
 
 
 def memory_that_lies_on_no_gpu():
@@ -253,7 +242,6 @@ if __name__ == "__main__":
     main(
         every_call_succeeds,
         an_unknown_outcome_is_resolved,
-        what_is_not_built_says_so,
         memory_that_lies_on_no_gpu,
         a_transport_that_is_forbidden_is_no_path,
         limits_are_named,

@@ -45,7 +45,6 @@ def handle(agent, model):
         ({"lineage": 1.0}, "lineage: 1.0"), ({"retain": -1}, "retain: -1"),
         ({"retain": "newest"}, '"newest" is no rule'), ({"retain": [None]}, '"None" is no rule'),
         ({"retain": 5.0}, "retain: 5.0 is no rule"), ({"timeout": -1}, "timeout: -1"),
-        ({"prefetch": True}, "not built"), ({"offload_seed": True}, "not built"),
     ],
 )  # fmt: skip
 def test_open_names_a_bad_argument(agent, model, arguments, sentence):

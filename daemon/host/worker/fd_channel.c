@@ -31,11 +31,6 @@
 #define ACCEPTS_A_WAKEUP 64
 #define SERVER_PATIENCE_NS INT64_C(1000000000)
 
-enum open_flags { /* as enum thc_open_flags; those that have an effect: enum ctl_open_flags */
-	OPEN_OFFLOAD_SEED = 1u << 2,
-	OPEN_PREFETCH = 1u << 5,
-};
-
 #define CLOSE_ABANDON 1u /* as THC_CLOSE_ABANDON */
 
 /* ---- sending -------------------------------------------------------------------------------- */
@@ -127,28 +122,7 @@ open_well_formed(const struct fdmsg_open *open)
 	       text_field_valid(open->retain, sizeof(open->retain));
 }
 
-static int
-fd_channel_check_flags(uint32_t flags, struct th_err *err)
-{
-	static const struct {
-		uint32_t flag;
-		const char *name;
-	} later[] = {
-		{OPEN_OFFLOAD_SEED, "THC_OFFLOAD_SEED"},
-		{OPEN_PREFETCH, "THC_PREFETCH"},
-	};
-	for (size_t i = 0; i < TH_ARRAY_LEN(later); i++) {
-		if (flags & later[i].flag)
-			return th_fail(err, TH_E_INVALID,
-				"the flag %s is not built yet; open without it", later[i].name);
-	}
-	flags &= ~(uint32_t)(CTL_OPEN_SPOT | CTL_OPEN_REQUIRE_RDMA | CTL_OPEN_NO_MEMORY_FD |
-			     CTL_OPEN_STAGED);
-	if (flags != 0)
-		return th_fail(err, TH_E_INVALID, "unknown flags 0x%" PRIx32 " in open", flags);
-	return 0;
-}
-
+/* The flags are the core's affair. */
 static int
 check_open(const struct fdmsg_open *open, struct th_err *err)
 {
@@ -177,7 +151,7 @@ check_open(const struct fdmsg_open *open, struct th_err *err)
 		return th_fail(err, TH_E_INVALID,
 			"launch_id: a name has 1 to %d bytes of UTF-8 without control characters",
 			TH_NAME_MAX);
-	return fd_channel_check_flags(open->flags, err);
+	return 0;
 }
 
 static void

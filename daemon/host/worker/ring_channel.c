@@ -96,11 +96,13 @@ operations_complete(struct host_session *session, const struct agent_action *act
 		.wait_ns = result->wait_ns,
 		.transfer_ns = result->transfer_ns,
 		.verify_ns = result->verify_ns,
+		.bytes_prefetched = result->bytes_prefetched,
 		.group_op_seq = action->u.complete.op_seq,
 	};
 	snprintf(content.transport, sizeof(content.transport), "%s", result->transport);
 	snprintf(content.source, sizeof(content.source), "%s", result->source);
-	snprintf(content.sentence, sizeof(content.sentence), "%s", action->u.complete.text);
+	snprintf(content.sentence, sizeof(content.sentence), "%s",
+		content.code == 0 ? result->reason : action->u.complete.text);
 	ring_slot_write(&session->ring, slot, &content);
 	session->slots[slot].busy = false;
 	session_update_claim(session);
@@ -322,16 +324,20 @@ operations_line(struct host_session *session, const struct agent_line *line)
 		    session->line.events[SHM_EV_CONTRACT] != line->contract ||
 		    session->line.events[SHM_EV_CONFLICT] != line->conflict ||
 		    session->line.events[SHM_EV_EVICTED] != line->evicted ||
-		    session->line.events[SHM_EV_AT_RISK] != line->at_risk;
+		    session->line.events[SHM_EV_AT_RISK] != line->at_risk ||
+		    session->line.events[SHM_EV_READY] != line->ready_told;
 	session->line.safe_to_mutate = line->safe_to_mutate;
 	session->line.held_lineage = line->held.lineage;
 	session->line.held_version = line->held.version;
+	session->line.ready_lineage = line->ready.lineage;
+	session->line.ready_version = line->ready.version;
 	session->line.generation = line->generation;
 	session->line.events[SHM_EV_BROKEN] = line->broken;
 	session->line.events[SHM_EV_CONTRACT] = line->contract;
 	session->line.events[SHM_EV_CONFLICT] = line->conflict;
 	session->line.events[SHM_EV_EVICTED] = line->evicted;
 	session->line.events[SHM_EV_AT_RISK] = line->at_risk;
+	session->line.events[SHM_EV_READY] = line->ready_told;
 	if (!session->segment.a)
 		return; /* written with the first line */
 	ring_line_write(&session->ring, &session->line);

@@ -169,6 +169,7 @@ session_accept(struct host *host, int sock)
 	/* Nothing is held, and nobody reads or writes what was never registered. */
 	session->line.safe_to_mutate = 1;
 	session->line.held_version = TH_NO_VERSION;
+	session->line.ready_version = TH_NO_VERSION;
 	session_expire_at(session, th_now_ns() + OPEN_NS);
 	rc = loop_add(&host->loop, &session->sock_source, sock, EPOLLIN, worker_readable, session);
 	if (rc == 0 && peer.pidfd >= 0)

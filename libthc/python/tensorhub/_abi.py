@@ -67,6 +67,10 @@ class Result(c.Structure):
         ("verify_ns", c.c_uint64),
         ("source", c.c_char * (NAME_MAX + 1)),
         ("transport", c.c_char * 32),
+        ("bytes_prefetched", c.c_uint64),
+        ("num_sources", c.c_uint32),
+        ("derived", c.c_uint32),
+        ("reason", c.c_char * 128),
     ]
 
 
@@ -149,6 +153,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "thc_replicate": (c.c_int, [_SHARD, _TEXT, _MS, c.POINTER(Result)]),
     "thc_update": (c.c_int, [_SHARD, _TEXT, _MS, c.POINTER(Result)]),
     "thc_held_version": (c.c_int, [_SHARD, _U64P, _U64P]),
+    "thc_ready_version": (c.c_int, [_SHARD, _U64P, _U64P]),
     "thc_resolve": (c.c_int, [_SHARD, _MS, c.POINTER(Result)]),
     "thc_set_attribute": (c.c_int, [_SHARD, _TEXT, _P, c.c_size_t]),
     "thc_get_manifest": (c.c_int, [_SHARD, _TEXT, c.c_uint32, _MS, _PP]),

@@ -42,6 +42,7 @@ class Event(enum.IntFlag):
     GROUP_BROKEN = 8
     AGENT_LOST = 16
     AT_RISK = 32
+    READY = 64
 
 
 _handles: "weakref.WeakSet[Base]" = weakref.WeakSet()

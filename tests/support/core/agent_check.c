@@ -185,6 +185,9 @@ check_session(const struct agent_core *agent, const struct session *session)
 		TH_ASSERT(session->line.safe_to_mutate ==
 			  (session->part == NULL && session->in == NULL));
 		TH_ASSERT(th_version_compare(session->line.held, session->held) == 0);
+		TH_ASSERT(th_version_none(session->line.ready) ||
+			  (agent->link.attached && !ac_broken(session) &&
+				  th_version_compare(session->line.ready, session->held) > 0));
 	}
 }
 

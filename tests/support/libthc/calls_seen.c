@@ -59,6 +59,9 @@
 	X(thc_held_version,                                                                        \
 		(struct thc_shard * shard, uint64_t * ret_lineage, uint64_t * ret_version),        \
 		(shard, ret_lineage, ret_version))                                                 \
+	X(thc_ready_version,                                                                       \
+		(struct thc_shard * shard, uint64_t * ret_lineage, uint64_t * ret_version),        \
+		(shard, ret_lineage, ret_version))                                                 \
 	X(thc_resolve,                                                                             \
 		(struct thc_shard * shard, int64_t timeout_ms, struct thc_result * ret_result),    \
 		(shard, timeout_ms, ret_result))                                                   \

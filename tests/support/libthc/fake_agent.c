@@ -50,6 +50,7 @@ complete(struct fake_agent *agent, const struct shm_submission *submission, int 
 		.lineage = 3,
 		.version = strtoull(submission->version_spec, NULL, 10),
 		.bytes_moved = 1000,
+		.bytes_prefetched = 700,
 		.group_op_seq = 42};
 	struct shm_completion completion = {
 		.op_seq = submission->op_seq, .slot = submission->slot, .code = code};
@@ -403,6 +404,7 @@ on_connect(struct fake_agent *agent)
 	ring_agent_init(&agent->ring, agent->files.w, agent->files.a);
 	memset(&agent->line, 0, sizeof(agent->line));
 	agent->line.held_version = UINT64_MAX;
+	agent->line.ready_version = UINT64_MAX;
 	agent->line.safe_to_mutate = 1;
 	agent->line.heartbeat_ns = (uint64_t)th_now_ns();
 	ring_line_write(&agent->ring, &agent->line);

@@ -417,11 +417,13 @@ Test(agent_link, open__what_is_not_offered__invalid_and_says_what)
 	cr_assert_eq(rig_requests(&rig, CTL_OPEN), 0);
 }
 
-Test(agent_link, open__spot__the_server_is_told)
+Test(agent_link, open__flags__the_server_is_told)
 {
+	const uint32_t flags = CTL_OPEN_SPOT | CTL_OPEN_PREFETCH | CTL_OPEN_SEED;
+
 	rig_attach(&rig);
-	cr_assert_eq(open_code(0, 1, CTL_OPEN_SPOT), 0);
-	cr_assert_eq(rig_request(&rig, CTL_OPEN)->u.open.flags, CTL_OPEN_SPOT);
+	cr_assert_eq(open_code(0, 1, flags), 0);
+	cr_assert_eq(rig_request(&rig, CTL_OPEN)->u.open.flags, flags);
 }
 
 Test(agent_link, open__refused_by_the_server__session_is_gone)

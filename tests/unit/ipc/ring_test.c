@@ -347,18 +347,22 @@ Test(ring, line__new_session__holds_nothing_and_is_safe)
 
 	cr_assert_eq(ring_line_read(&worker, &line), 0);
 	cr_assert_eq(line.held_version, UINT64_MAX);
+	cr_assert_eq(line.ready_version, UINT64_MAX);
 	cr_assert_eq(line.safe_to_mutate, 1);
 }
 
 Test(ring, line__agent_dies_in_a_write__reader_ends_and_next_writer_recovers)
 {
-	struct shm_line line = {.held_version = 5, .generation = 9, .events = {1, 2, 3, 4, 5, 6}};
+	struct shm_line line = {.held_version = 5,
+		.generation = 9,
+		.events = {1, 2, 3, 4, 5, 6, 7},
+		.ready_version = 8};
 	struct shm_line out = {.generation = 77};
 
 	atomic_store(&agent_segment.a->line.sequence, 7);
 	cr_assert_eq(ring_line_read(&worker, &out), -EAGAIN);
 	cr_assert_eq(out.generation, 77);
-	uint16_t events[SHM_EV_COUNT] = {9, 9, 9, 9, 9, 9};
+	uint16_t events[SHM_EV_COUNT] = {9, 9, 9, 9, 9, 9, 9};
 	ring_events_read(&worker, events); /* these it can */
 	cr_assert_eq(memcmp(events, agent_segment.a->line.events, sizeof(events)), 0);
 	ring_line_write(&agent, &line);
@@ -367,6 +371,7 @@ Test(ring, line__agent_dies_in_a_write__reader_ends_and_next_writer_recovers)
 	cr_assert_eq(ring_line_read(&worker, &out), 0);
 	cr_assert_eq(out.held_version, 5);
 	cr_assert_eq(out.generation, 9);
+	cr_assert_eq(out.ready_version, 8);
 	cr_assert_eq(memcmp(out.events, line.events, sizeof(line.events)), 0);
 	atomic_store(&agent_segment.a->slots[3].sequence, 1);
 	struct shm_slot slot;

@@ -50,7 +50,11 @@ at(thc_result, transfer_ns, 56);
 at(thc_result, verify_ns, 64);
 at(thc_result, source, 72);
 at(thc_result, transport, 328);
-size(thc_result, 360);
+at(thc_result, bytes_prefetched, 360);
+at(thc_result, num_sources, 368);
+at(thc_result, derived, 372);
+at(thc_result, reason, 376);
+size(thc_result, 504);
 
 at(thc_attribute, name, 0);
 at(thc_attribute, value, 8);
@@ -98,7 +102,7 @@ _Static_assert(THC_U8 == 1 && THC_BF16 == 7 && THC_F32 == 10 && THC_F6_E3M2 == 2
 _Static_assert(THC_SPOT == 1 && THC_REQUIRE_RDMA == 2 && THC_OFFLOAD_SEED == 4, "");
 _Static_assert(THC_NO_MEMORY_FD == 8 && THC_STAGED == 16 && THC_PREFETCH == 32, "");
 _Static_assert(THC_CLOSE_ABANDON == 1 && THC_ALLOC_HUGE == 1 && THC_FORCE == 1, "");
-_Static_assert(THC_LIST_GROUP == 1 && THC_REPLICA_DRAINING == 8 && THC_EV_AT_RISK == 32, "");
+_Static_assert(THC_LIST_GROUP == 1 && THC_REPLICA_DRAINING == 8 && THC_EV_READY == 64, "");
 _Static_assert(THC_DIMS_MAX == 8 && THC_NAME_MAX == 255 && THC_HOST == -1, "");
 
 #endif
@@ -255,6 +259,7 @@ Test(abi_open, result__any_header__whole_fields_and_no_byte_beyond)
 
 	fill_tensors(tensors);
 	cr_assert_eq(thc_register(shard, &tensors[0].tensor, 2, sizeof(tensors[0]), SOON), 0);
+	script(agent.operation_text = "not brought before");
 	for (size_t bytes = 32; bytes <= sizeof(buffer); bytes += 8) {
 		memset(&buffer, 0xa5, sizeof(buffer));
 		buffer.result.struct_size = bytes;
@@ -269,8 +274,16 @@ Test(abi_open, result__any_header__whole_fields_and_no_byte_beyond)
 			cr_assert_str_eq(buffer.result.source, "trainer");
 		if (bytes >= 360)
 			cr_assert_str_eq(buffer.result.transport, "tcp");
+		if (bytes >= 368)
+			cr_assert_eq(buffer.result.bytes_prefetched, 700);
+		if (bytes >= 504)
+			cr_assert_str_eq(buffer.result.reason, "not brought before");
 		const uint8_t *all = (const uint8_t *)&buffer;
-		size_t end = bytes < 72 ? bytes : bytes < 328 ? 72 : bytes < 360 ? 328 : 360;
+		size_t end = bytes;
+		if (bytes >= 72)
+			end = bytes < 328 ? 72 : bytes < 360 ? 328 : bytes;
+		if (bytes > 376)
+			end = bytes < 504 ? 376 : 504;
 		for (size_t i = end; i < sizeof(buffer); i++)
 			cr_assert_eq(all[i], 0xa5, "size %zu: byte %zu was written", bytes, i);
 	}

@@ -67,9 +67,8 @@ Test(libthc_args, open__bad_opts__names_the_field)
 	expect_opts(opts.retain = "latest,17,yesterday", "opts->retain: \"yesterday\" is no rule");
 	expect_opts(opts.agent = "", "opts->agent: ");
 	expect_opts(opts.agent = dir, "opts->agent: ");
-	expect_opts(opts.flags = THC_OFFLOAD_SEED, "opts->flags: THC_OFFLOAD_SEED is not built");
-	expect_opts(opts.flags = THC_PREFETCH, "opts->flags: THC_PREFETCH is not built");
-	expect_opts(opts.flags = 1u << 20, "opts->flags: ");
+	expect_opts(opts.flags = 1u << 6, "opts->flags: 0x40 has unknown bits");
+	expect_opts(opts.flags = THC_PREFETCH | 1u << 20, "opts->flags: 0x100020 has unknown bits");
 }
 
 Test(libthc_args, open__other_arguments__are_named)
@@ -435,6 +434,7 @@ Test(libthc_args, listings_and_questions__bad_arguments__are_named)
 	expect(thc_set_attribute(shard, "", "", 0), THC_E_INVALID, "name: ");
 	expect(thc_set_attribute(shard, "a", value, sizeof(value)), THC_E_LIMIT, "bytes: ");
 	expect(thc_held_version(NULL, NULL, NULL), THC_E_INVALID, "shard: ");
+	expect(thc_ready_version(NULL, NULL, NULL), THC_E_INVALID, "shard: ");
 	expect(thc_held_version(shard, NULL, NULL), THC_E_NOT_AVAILABLE, "this handle holds no");
 	expect(thc_safe_to_mutate(NULL), THC_E_INVALID, "shard: ");
 	expect(thc_fd(NULL), THC_E_INVALID, "shard: ");

@@ -393,7 +393,7 @@ Test(libthc_async, fd__agent_hangs_up__is_readable_until_events_are_asked)
 Test(libthc_async, events__each__is_told_once)
 {
 	const uint32_t bits[] = {THC_EV_EVICTED, THC_EV_VERSION_CONFLICT, THC_EV_CONTRACT,
-		THC_EV_GROUP_BROKEN, THC_EV_AGENT_LOST, THC_EV_AT_RISK};
+		THC_EV_GROUP_BROKEN, THC_EV_AGENT_LOST, THC_EV_AT_RISK, THC_EV_READY};
 
 	cr_assert_eq(thc_shard_events(shard), 0);
 	for (size_t i = 0; i < TH_ARRAY_LEN(bits); i++) {
@@ -438,11 +438,12 @@ asks_without_system_call(void *arg)
 
 	(void)arg;
 	(void)thc_shard_events(shard); /* the first call of a thread may set things up */
+	(void)thc_ready_version(shard, NULL, NULL);
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
 		prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
 		news = 's';
 	for (int i = 0; news == 0 && i < 1000; i++)
-		if (thc_shard_events(shard) != 0)
+		if (thc_shard_events(shard) != 0 || thc_ready_version(shard, NULL, NULL) != 0)
 			news = 'n';
 	if (write(answer_pipe[1], news == 0 ? "0" : &news, 1) == 1)
 		while (read(never_pipe[0], &news, 1) != 1)
@@ -458,8 +459,10 @@ Test(libthc_async, events__nothing_happened_and_no_thc_fd__make_no_system_call)
 	/* However slow this machine is: an old heartbeat would be a reason to look. */
 	script({
 		agent.line.heartbeat_ns = INT64_MAX / 2;
+		agent.line.ready_version = 7;
 		ring_line_write(&agent.ring, &agent.line);
 	});
+	shard->open_flags = THC_PREFETCH;
 	cr_assert_eq(pipe(answer_pipe), 0);
 	cr_assert_eq(pipe(never_pipe), 0);
 	cr_assert_eq(pthread_create(&thread, NULL, asks_without_system_call, NULL), 0);

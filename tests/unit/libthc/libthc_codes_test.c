@@ -54,6 +54,7 @@ CALL(safe_to_mutate, thc_safe_to_mutate(shard))
 CALL(replicate, thc_replicate(shard, "latest", timeout_ms, NULL))
 CALL(update, thc_update(shard, "latest", timeout_ms, NULL))
 CALL(held_version, thc_held_version(shard, NULL, NULL))
+CALL(ready_version, thc_ready_version(shard, NULL, NULL))
 CALL(resolve, thc_resolve(shard, timeout_ms, NULL))
 CALL(set_attribute, thc_set_attribute(shard, "header", "{}", 2))
 
@@ -136,6 +137,7 @@ static const struct {
 	{"replicate", call_replicate, HANDLE | OPERATION | TENSORS},
 	{"update", call_update, HANDLE | OPERATION | TENSORS},
 	{"held_version", call_held_version, HANDLE},
+	{"ready_version", call_ready_version, HANDLE},
 	{"resolve", call_resolve, HANDLE},
 	{"set_attribute", call_set_attribute, HANDLE},
 	{"get_manifest", call_get_manifest, HANDLE | DOCUMENT},

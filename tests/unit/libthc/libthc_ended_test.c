@@ -23,6 +23,7 @@ Test(libthc_ended, contract__every_call_but_close_says_so_and_the_event_comes_on
 	fake_agent_unlock(&agent);
 	cr_assert_eq(thc_held_version(shard, NULL, &version), THC_E_CONTRACT);
 	cr_assert_str_eq(thc_errmsg(), "tensor w was changed");
+	cr_assert_eq(thc_ready_version(shard, NULL, &version), THC_E_CONTRACT);
 	cr_assert_eq(thc_publish(shard, 4, SOON), THC_E_CONTRACT);
 	cr_assert_eq(thc_unpublish(shard, 0, SOON), THC_E_CONTRACT);
 	cr_assert_eq(thc_update(shard, "latest", SOON, NULL), THC_E_CONTRACT);

@@ -505,6 +505,62 @@ Test(libthc, line__events_and_held_version__are_seen_once)
 	cr_assert_eq(thc_shard_events(shard), 0);
 }
 
+/* The agent's word, as it writes it. */
+static void
+ready(uint64_t version)
+{
+	script({
+		agent.line.ready_lineage = 3;
+		agent.line.ready_version = version;
+		agent.line.events[SHM_EV_READY]++;
+		fake_agent_line(&agent);
+	});
+}
+
+static void
+none_is_ready(const char *why)
+{
+	uint64_t lineage = 1, version = 2;
+
+	cr_assert_eq(thc_ready_version(shard, &lineage, &version), THC_E_NOT_AVAILABLE);
+	says(why);
+	cr_assert(lineage == 1 && version == 2);
+}
+
+Test(libthc, ready_version__without_the_flags__says_so)
+{
+	ready(17);
+	none_is_ready("opened without THC_PREFETCH and THC_OFFLOAD_SEED");
+}
+
+Test(libthc, ready_version__told_and_taken_back__wakes_who_polls)
+{
+	const uint32_t flags[] = {THC_PREFETCH, THC_OFFLOAD_SEED};
+	struct thc_open_opts opts = good_opts();
+	uint64_t lineage = 0, version = 0;
+
+	for (size_t i = 0; i < TH_ARRAY_LEN(flags); i++) {
+		good(thc_close(shard, 0, SOON));
+		opts.flags = flags[i];
+		good(thc_open(&opts, SOON, &shard));
+		cr_assert_eq(agent.opened.flags, flags[i]);
+		struct pollfd poll_fd = {.fd = thc_fd(shard), .events = POLLIN};
+		none_is_ready("no newer version is whole");
+		ready(17);
+		cr_assert_eq(poll(&poll_fd, 1, SOON), 1);
+		cr_assert_eq(thc_shard_events(shard), THC_EV_READY);
+		good(thc_ready_version(shard, &lineage, &version));
+		cr_assert(lineage == 3 && version == 17);
+		good(thc_ready_version(shard, NULL, NULL));
+		/* Taken back: that is no event. */
+		script(agent.line.ready_version = UINT64_MAX; fake_agent_line(&agent));
+		none_is_ready("no newer version is whole");
+		cr_assert_eq(thc_shard_events(shard), 0);
+		script(fake_agent_line_half(&agent));
+		none_is_ready("the agent was stopped while it wrote the version");
+	}
+}
+
 Test(libthc, list__agents_listing__is_converted)
 {
 	struct thc_listing *listing = NULL;
