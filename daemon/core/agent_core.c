@@ -335,6 +335,8 @@ agent_core_session_at(
 	ret_info->operation =
 		ac_ghost_busy(session) ? ctl_op_name(ac_ghost_busy_kind(session)) : "idle";
 	ret_info->held = session->held;
+	ret_info->ready = session->line.ready;
+	ret_info->flags = session->open.flags;
 	ret_info->bytes = ac_registered(session) ? session->reg.bytes : 0;
 	ret_info->legs_in = session->in != NULL ? 1 : 0;
 	ret_info->draining = session->part != NULL && ac_part_draining(session->part);

@@ -341,6 +341,8 @@ struct agent_session_info {
 	const char *state;     /* "opening", "open", "broken", "closing", "ended": static text */
 	const char *operation; /* "idle", "publish", ...: static text */
 	struct th_version held;
+	struct th_version ready; /* as its worker sees it */
+	uint32_t flags;          /* enum ctl_open_flags */
 	uint64_t bytes;
 	uint32_t legs_in, legs_out;
 	bool offload;  /* a copy that the agent itself keeps: no worker has opened it */

@@ -82,6 +82,9 @@ struct ctl_member_info {
 	struct th_version version; /* of the copy */
 	uint64_t bytes;
 	uint32_t chunks_done, chunks_total;
+	uint32_t flags;          /* enum ctl_open_flags */
+	struct th_version ready; /* what its update installs without the network; or none */
+	const char *why; /* of an agent's own copy: "prefetch", "seed"; a worker: empty. Static */
 };
 
 struct ctl_transfer_info {

@@ -64,7 +64,7 @@ size_t
 convert_inspection_messages(const struct ctl_inspection *inspection)
 {
 	return 2 + CTL_COUNTERS_MAX + (size_t)inspection->num_nodes +
-	       2 * (size_t)inspection->num_members + 2 * (size_t)inspection->num_transfers;
+	       3 * (size_t)inspection->num_members + 2 * (size_t)inspection->num_transfers;
 }
 
 static Tensorhub__V1__NodeInfo *
@@ -104,6 +104,9 @@ out_member(struct convert_arena *arena, const struct ctl_member_info *member)
 	message->bytes = member->bytes;
 	message->chunks_done = member->chunks_done;
 	message->chunks_total = member->chunks_total;
+	message->flags = member->flags;
+	message->ready = convert_out_version(arena, member->ready);
+	message->why = convert_out_text(member->why);
 	return message;
 }
 
@@ -254,6 +257,9 @@ in_member(struct convert_in *in, const Tensorhub__V1__MemberInfo *message,
 	ret_member->bytes = message->bytes;
 	ret_member->chunks_done = message->chunks_done;
 	ret_member->chunks_total = message->chunks_total;
+	ret_member->flags = message->flags;
+	convert_in_version(message->ready, &ret_member->ready);
+	convert_in_word(in, "why", message->why, &ret_member->why);
 }
 
 static void

@@ -6,6 +6,7 @@
 #include "tools/thctl/cluster_tables.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uthash.h>
@@ -67,6 +68,31 @@ cluster_nodes(struct document *document, const struct ctl_inspection *inspection
 	}
 }
 
+struct value
+cluster_flags(uint32_t flags)
+{
+	static const struct {
+		uint32_t flag;
+		const char *name;
+	} names[] = {
+		{CTL_OPEN_SPOT, "spot"},
+		{CTL_OPEN_REQUIRE_RDMA, "require-rdma"},
+		{CTL_OPEN_SEED, "offload-seed"},
+		{CTL_OPEN_NO_MEMORY_FD, "no-memory-fd"},
+		{CTL_OPEN_STAGED, "staged"},
+		{CTL_OPEN_PREFETCH, "prefetch"},
+	};
+	char text[96] = "";
+	size_t used = 0;
+
+	for (size_t i = 0; i < TH_ARRAY_LEN(names); i++) {
+		if ((flags & names[i].flag) != 0)
+			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s",
+				used > 0 ? "," : "", names[i].name);
+	}
+	return value_text(text);
+}
+
 void
 cluster_workers(
 	struct document *document, const struct ctl_inspection *inspection, const char *model)
@@ -82,8 +108,11 @@ cluster_workers(
 		{"version", "VERSION", false},
 		{"done", "DONE", false},
 		{"bytes", "SIZE", false},
+		{"why", "WHY", false},
 		{"lineage", "LINEAGE", true},
 		{"session", "SESSION", true},
+		{"ready", "READY", true},
+		{"flags", "FLAGS", true},
 	};
 
 	document_table(document, "workers", columns, TH_ARRAY_LEN(columns));
@@ -102,8 +131,11 @@ cluster_workers(
 			version_value(member->version),
 			value_ratio(member->chunks_done, member->chunks_total),
 			value_bytes(member->bytes),
+			value_text(member->why),
 			lineage_value(member->version),
 			value_number(member->sid),
+			version_value(member->ready),
+			cluster_flags(member->flags),
 		};
 		document_row(document, row);
 	}

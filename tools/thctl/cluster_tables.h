@@ -20,6 +20,9 @@ void cluster_workers(
 void cluster_transfers(
 	struct document *document, const struct ctl_inspection *inspection, const char *model);
 
+/* What a handle was opened with, with commas between. */
+struct value cluster_flags(uint32_t flags);
+
 /* What the server counts; shown with -o wide and in JSON. */
 void cluster_counters(struct document *document, const struct ctl_inspection *inspection);
 

@@ -34,12 +34,14 @@ add_sessions(struct document *document, const Tensorhub__V1__StatusReply *status
 		{"uid", "UID", true},
 		{"session", "SESSION", true},
 		{"offload", "OFFLOAD", true},
+		{"ready", "READY", true},
+		{"flags", "FLAGS", true},
 	};
 
 	document_table(document, "sessions", columns, TH_ARRAY_LEN(columns));
 	for (size_t i = 0; i < status->n_sessions; i++) {
 		const Tensorhub__V1__SessionInfo *session = status->sessions[i];
-		const Tensorhub__V1__Version *held = session->held;
+		const Tensorhub__V1__Version *held = session->held, *ready = session->ready;
 		bool observes = *session->replica == '\0';
 		const struct value row[TH_ARRAY_LEN(columns)] = {
 			value_text(session->model),
@@ -58,6 +60,8 @@ add_sessions(struct document *document, const Tensorhub__V1__StatusReply *status
 			value_number(session->uid),
 			value_number(session->session),
 			value_flag(session->offload),
+			ready ? value_number(ready->version) : value_none(),
+			cluster_flags(session->flags),
 		};
 		document_row(document, row);
 	}

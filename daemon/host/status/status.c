@@ -347,10 +347,20 @@ fill_counters(struct host *host, Tensorhub__V1__StatusReply *status)
 
 struct session_storage {
 	Tensorhub__V1__SessionInfo info;
-	Tensorhub__V1__Version held;
+	Tensorhub__V1__Version held, ready;
 	struct agent_session_info core;
 	struct status_memory *memory; /* owns */
 };
+
+/* NULL: none. */
+static Tensorhub__V1__Version *
+version_info(struct th_version version, Tensorhub__V1__Version *storage)
+{
+	tensorhub__v1__version__init(storage);
+	storage->lineage = version.lineage;
+	storage->version = version.version;
+	return version.version == TH_NO_VERSION ? NULL : storage;
+}
 
 static void
 fill_session(struct host *host, struct session_storage *storage)
@@ -370,12 +380,9 @@ fill_session(struct host *host, struct session_storage *storage)
 	info->bytes = core->bytes;
 	info->legs_in = core->legs_in;
 	info->legs_out = core->legs_out;
-	if (core->held.version != TH_NO_VERSION) {
-		tensorhub__v1__version__init(&storage->held);
-		storage->held.lineage = core->held.lineage;
-		storage->held.version = core->held.version;
-		info->held = &storage->held;
-	}
+	info->flags = core->flags;
+	info->held = version_info(core->held, &storage->held);
+	info->ready = version_info(core->ready, &storage->ready);
 	info->offload = core->offload;
 	if (core->offload) {
 		info->pid = getpid();

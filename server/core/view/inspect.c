@@ -50,6 +50,29 @@ copy_state_name(const struct copy *copy)
 	return copy->state == COPY_READY ? "ready" : "partial";
 }
 
+/* A worker is there because it wants to be. */
+static const char *
+why_it_is_there(const struct group *group)
+{
+	const struct offload *offload = group->offload;
+
+	if (offload == NULL)
+		return group->reservation == 0 ? "" : "given up";
+	switch (offload->why) {
+	case OFFLOAD_GIVEN_UP:
+		return "last copy";
+	case OFFLOAD_RESCUE:
+		return "spot hosts";
+	case OFFLOAD_DRAIN:
+		return "drain";
+	case OFFLOAD_REJOINED:
+		return "former server";
+	case OFFLOAD_FETCH:
+		return offload->pinned ? "prefetch" : "seed";
+	}
+	return "?";
+}
+
 static void
 describe_member(const struct member *member, struct ctl_member_info *ret_info)
 {
@@ -65,6 +88,9 @@ describe_member(const struct member *member, struct ctl_member_info *ret_info)
 	ret_info->state = group_state_name(group->state);
 	ret_info->copy = "none";
 	ret_info->version.version = TH_NO_VERSION;
+	ret_info->flags = member->flags;
+	ret_info->ready = group->fetch.ready;
+	ret_info->why = why_it_is_there(group);
 	if (member->registered) {
 		ret_info->bytes = member->reg.bytes;
 		ret_info->chunks_total = member->reg.num_chunks;

@@ -218,7 +218,7 @@ member_bytes(const struct ctl_member_info *info)
 {
 	return TEXT_BYTES + text_bytes(info->model) + text_bytes(info->replica) +
 	       text_bytes(info->node) + text_bytes(info->state) + text_bytes(info->copy) +
-	       TEXT_BYTES + 8 * NUMBER_BYTES;
+	       text_bytes(info->why) + 2 * TEXT_BYTES + 11 * NUMBER_BYTES;
 }
 
 static uint64_t

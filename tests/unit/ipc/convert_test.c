@@ -572,8 +572,8 @@ Test(convert, reply__listing__comes_back)
 Test(convert, reply__inspection__comes_back)
 {
 	struct ctl_node_info node = {"n", "d", "h:1", "suspect", true, true, 1, 2, 3, -4};
-	struct ctl_member_info member = {
-		"m", "r", "n", 1, 2, 3, "live", "partial", {4, 5}, 6, 7, 8};
+	struct ctl_member_info member = {"m", "r", "n", 1, 2, 3, "live", "partial", {4, 5}, 6, 7, 8,
+		9, {10, 11}, "last copy"};
 	struct ctl_transfer_info transfer = {
 		"m", {1, 2}, 3, 4, "sr", "sn", "rr", "rn", 5, 6, INT64_MAX, {"tcp", "why", 7}};
 	struct convert_arena arena = {0};
@@ -611,6 +611,10 @@ Test(convert, reply__inspection__comes_back)
 	cr_assert_eq(got.u.inspect.members[0].bytes, 6);
 	cr_assert_eq(got.u.inspect.members[0].chunks_done, 7);
 	cr_assert_eq(got.u.inspect.members[0].chunks_total, 8);
+	cr_assert_eq(got.u.inspect.members[0].flags, 9);
+	cr_assert_eq(got.u.inspect.members[0].ready.lineage, 10);
+	cr_assert_eq(got.u.inspect.members[0].ready.version, 11);
+	cr_assert_str_eq(got.u.inspect.members[0].why, "last copy");
 	cr_assert_arr_eq(got.u.inspect.transfers, &transfer, sizeof(transfer));
 	convert_arena_free(&arena);
 }

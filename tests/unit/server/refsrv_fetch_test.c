@@ -78,6 +78,20 @@ told_ready(const struct world_member *m, uint64_t version)
 	cr_assert_eq(event.u.ready.version.version, version);
 }
 
+/* What operators are told of it. */
+static const struct ctl_member_info *
+inspected(const struct world_member *m)
+{
+	const struct ctl_inspection *all = refsrv_inspect(w.server, w.now_ns);
+
+	for (uint32_t i = 0; i < all->num_members; i++) {
+		if (all->members[i].sid == m->sid)
+			return &all->members[i];
+	}
+	cr_assert_fail("it is not listed");
+	return NULL;
+}
+
 /* The agent is asked for memory, and the copy is made. */
 static struct world_member
 brought(uint32_t agent)
@@ -97,8 +111,14 @@ Test(refsrv_fetch, prefetch__whole__update_takes_it_and_it_goes)
 	cr_assert_eq(grant.source_sid, p.sid);
 	nothing_new(&r);
 	cr_assert_not(world_has(&w, b, CTL_EV_READY, r.sid));
+	cr_assert_str_eq(inspected(&o)->why, "prefetch");
+	cr_assert_str_eq(inspected(&o)->replica, "r");
+	cr_assert_str_eq(inspected(&r)->why, "");
+	cr_assert_eq(inspected(&r)->flags, CTL_OPEN_PREFETCH);
+	cr_assert_eq(inspected(&r)->ready.version, TH_NO_VERSION);
 	world_finish(&w, &o, grant.leg);
 	told_ready(&r, 2);
+	cr_assert_eq(inspected(&r)->ready.version, 2);
 	cr_assert_eq(updates_from(&r, NULL), o.sid);
 	told_ready(&r, TH_NO_VERSION);
 	released(&o);
@@ -404,6 +424,7 @@ Test(refsrv_fetch, seed__one_copy_for_all_groups_of_the_datacenter)
 	cr_assert_not(world_asked(&w, e));
 	nothing_new(&r);
 	nothing_new(&s);
+	cr_assert_str_eq(inspected(&o)->why, "seed");
 	world_sleep(&w, 300 * SEC);
 	nothing_new(&s);
 	world_finish(&w, &o, grant.leg);

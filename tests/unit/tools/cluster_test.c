@@ -42,6 +42,8 @@ static const struct ctl_member_info members[] = {
 		.state = "live",
 		.copy = "ready",
 		.version = {0, 17},
+		.ready = {0, TH_NO_VERSION},
+		.why = "",
 		.bytes = 2048,
 		.chunks_done = 4,
 		.chunks_total = 4},
@@ -54,6 +56,8 @@ static const struct ctl_member_info members[] = {
 		.state = "live",
 		.copy = "ready",
 		.version = {0, 17},
+		.ready = {0, TH_NO_VERSION},
+		.why = "",
 		.bytes = 2048,
 		.chunks_done = 4,
 		.chunks_total = 4},
@@ -64,7 +68,10 @@ static const struct ctl_member_info members[] = {
 		.sid = 3,
 		.state = "live",
 		.copy = "none",
-		.version = {0, TH_NO_VERSION}},
+		.version = {0, TH_NO_VERSION},
+		.ready = {0, 17},
+		.flags = CTL_OPEN_SPOT | CTL_OPEN_PREFETCH,
+		.why = ""},
 	{.model = "l",
 		.replica = "x",
 		.node = "a",
@@ -72,7 +79,9 @@ static const struct ctl_member_info members[] = {
 		.sid = 4,
 		.state = "broken",
 		.copy = "none",
-		.version = {0, TH_NO_VERSION}},
+		.version = {0, TH_NO_VERSION},
+		.ready = {0, TH_NO_VERSION},
+		.why = "prefetch"},
 };
 static const struct ctl_transfer_info transfers[] = {
 	{.model = "m",
@@ -136,8 +145,9 @@ Test(cluster, workers__of_one_model)
 	document_init(&document, "workers");
 	cluster_workers(&document, &inspection, "l");
 	expect(&document,
-		"MODEL  REPLICA  SHARD  SHARDS  NODE  GROUP   COPY  VERSION  DONE  SIZE\n"
-		"l      x            0       1  a     broken  none  -        -       0B\n");
+		"MODEL  REPLICA  SHARD  SHARDS  NODE  GROUP   COPY  VERSION  DONE  SIZE  WHY\n"
+		"l      x            0       1  a     broken  none  -        -       0B  "
+		"prefetch\n");
 }
 
 Test(cluster, transfers)
