@@ -262,7 +262,10 @@ fetch_failed(const struct offload *offload, const char *why)
 	/* Who asked for it is known by its places, though some may have refused. */
 	DL_FOREACH(version->model->groups, group)
 	{
-		bool its = fetches(group) && offload->num_shards == group->num_shards;
+		/* Whoever follows another version by then remembers what became of that. */
+		bool its = fetches(group) && offload->num_shards == group->num_shards &&
+			   th_version_compare(followed_by(version->model->server, group),
+				   version->id) == 0;
 		for (uint32_t i = 0; its && i < group->num_shards; i++)
 			its = offload->shards[i].place_inc == group->members[i]->agent->inc;
 		if (its)

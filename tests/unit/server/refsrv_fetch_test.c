@@ -232,6 +232,29 @@ Test(refsrv_fetch, prefetch__agent_takes_no_copies__update_says_so)
 	cr_assert(strstr(reason, "no agent takes"), "%s", reason);
 }
 
+/* On the same hosts: what failed for the one is no reason to try again for the other. */
+Test(refsrv_fetch, prefetch__no_copies_taken__two_names_followed__each_fails_once)
+{
+	char reason[128];
+	w.offload_bytes = 0;
+	uint32_t d = world_agent(&w);
+	world_published(&w, a, "p", "1");
+	struct world_member r = reader(d, "r", CTL_OPEN_PREFETCH),
+			    s = reader(d, "s", CTL_OPEN_PREFETCH);
+	world_replicate(&w, &r, "1");
+	world_replicate(&w, &s, "1");
+	world_call(&w, &s, CTL_OP_UPDATE, "latest-1", TH_FOREVER);
+	(void)world_outcome(&w, &s);
+	world_published(&w, b, "q", "2");
+	world_published(&w, c, "x", "3");
+	cr_assert_not(world_asked(&w, d));
+	world_call(&w, &r, CTL_OP_UPDATE, "latest", TH_FOREVER);
+	cr_assert_eq(world_prepared(&w, &r, 0), 0);
+	struct ctl_event go = taken(&r, CTL_EV_GO);
+	strcpy(reason, go.u.go.reason);
+	cr_assert(strstr(reason, "no agent takes"), "%s", reason);
+}
+
 /* An agent without room for two: what is ready stays, and the newer one waits for its memory. */
 Test(refsrv_fetch, prefetch__no_room_beside_what_is_ready__waits_until_that_is_taken)
 {
