@@ -240,6 +240,35 @@ get_manifest_fetch(struct thc_shard *shard, char *spec, uint32_t of_shard, int64
 }
 
 int
+manifest_fetch(struct thc_shard *shard, char *spec, uint32_t of_shard, int64_t deadline_ns,
+	struct thc_manifest **ret_manifest)
+{
+	struct owned *owned = calloc(1, sizeof(*owned));
+
+	if (owned == NULL)
+		return shim_fail(-ENOMEM, "out of memory for a manifest");
+	int rc = get_manifest_fetch(shard, spec, of_shard, deadline_ns, owned);
+	if (rc < 0) {
+		thc_manifest_free(&owned->manifest);
+		return rc;
+	}
+	*ret_manifest = &owned->manifest;
+	return 0;
+}
+
+const struct manifest *
+manifest_content(const struct thc_manifest *manifest)
+{
+	return &((const struct owned *)manifest)->content;
+}
+
+struct thc_tensor *
+manifest_tensors(struct thc_manifest *manifest)
+{
+	return ((struct owned *)manifest)->tensors;
+}
+
+int
 thc_get_manifest(struct thc_shard *shard, const char *version, uint32_t of_shard,
 	int64_t timeout_ms, struct thc_manifest **ret_manifest)
 {
@@ -259,19 +288,9 @@ thc_get_manifest(struct thc_shard *shard, const char *version, uint32_t of_shard
 		rc = shard_enter(shard, 0);
 	if (rc < 0)
 		return rc;
-	struct owned *owned = calloc(1, sizeof(*owned));
-	if (owned == NULL)
-		rc = shim_fail(-ENOMEM, "out of memory for a manifest");
-	else
-		rc = get_manifest_fetch(shard, spec, of_shard, deadline_ns, owned);
+	rc = manifest_fetch(shard, spec, of_shard, deadline_ns, ret_manifest);
 	shard_leave(shard);
-	if (rc < 0) {
-		if (owned != NULL)
-			thc_manifest_free(&owned->manifest);
-		return rc;
-	}
-	*ret_manifest = &owned->manifest;
-	return 0;
+	return rc;
 }
 
 void

@@ -104,6 +104,13 @@ struct thc_op {
 struct sent_memory; /* what this session's agent was given: given.h */
 struct sender;
 
+struct loan_answer { /* of the thread that borrows; see borrow.c */
+	bool done;
+	int code;
+	char text[TH_CTL_TEXT_BYTES];
+	int file, lease; /* own; -1: none came */
+};
+
 struct held_memory { /* acquired by the registration */
 	uintptr_t start;
 	uint64_t serial;
@@ -189,8 +196,10 @@ struct thc_shard {
 	uint32_t num_uncollected;         /* finished operations that the caller has not seen yet */
 	uint16_t events_reported[SHM_EV_COUNT];
 
-	bool exclusive;          /* a register or unregister is under way */
-	uint32_t last_token;     /* of the last MEMORY that was sent */
+	bool exclusive;                  /* a register or unregister is under way */
+	uint32_t last_loan;              /* token of the last BORROW that was sent */
+	struct loan_answer *loan_answer; /* borrowed, of the thread that waits for it; NULL */
+	uint32_t last_token;             /* of the last MEMORY that was sent */
 	uint32_t answered_token; /* answers come in this order, some after nobody waits for them */
 	struct sender *sender;   /* borrowed, of the thread that waits for some of them; NULL */
 	enum shard_close close;
@@ -352,6 +361,16 @@ struct Tensorhub__V1__Reply;
 TH_MUST_USE int documents_call(struct thc_shard *shard, struct Tensorhub__V1__Request *request,
 	int body_case, int64_t deadline_ns, struct Tensorhub__V1__Reply **ret_reply);
 void documents_free(struct Tensorhub__V1__Reply *reply);
+
+/* ---- get_manifest.c ------------------------------------------------------------------------ */
+
+struct manifest;
+/* thc_get_manifest, inside the handle. */
+TH_MUST_USE int manifest_fetch(struct thc_shard *shard, char *spec, uint32_t of_shard,
+	int64_t deadline_ns, struct thc_manifest **ret_manifest);
+/* What it was made of: the rows come first, then the aliases; and its rows, to be filled. */
+const struct manifest *manifest_content(const struct thc_manifest *manifest);
+struct thc_tensor *manifest_tensors(struct thc_manifest *manifest);
 
 /* ---- publish.c ------------------------------------------------------------------------------ */
 

@@ -24,6 +24,7 @@
 #include "ipc/base/state.h"
 #include "ipc/shm/doorbell.h"
 #include "ipc/sock/peer.h"
+#include "libthc/borrow.h"
 #include "libthc/libthc_own.h"
 #include "libthc/own_memory.h"
 
@@ -48,11 +49,13 @@ fork_prepare(void)
 	pthread_mutex_lock(&list_lock);
 	memory_lock();
 	sent_lock();
+	lent_lock();
 }
 
 static void
 fork_parent(void)
 {
+	lent_unlock();
 	sent_unlock();
 	memory_unlock();
 	pthread_mutex_unlock(&list_lock);
@@ -87,6 +90,8 @@ fork_child(void)
 	list = NULL;
 	unused = NULL;
 	memory_forked();
+	lent_forked();
+	lent_unlock();
 	sent_unlock();
 	memory_unlock();
 	pthread_mutex_unlock(&list_lock);
@@ -480,6 +485,8 @@ take_message(struct thc_shard *shard)
 		shard->close_answer.text[sizeof(shard->close_answer.text) - 1] = '\0';
 		shard_close_enter(shard, CLOSE_ANSWERED, "CLOSED");
 		return true;
+	case FDMSG_LENT:
+		return borrow_take_answer(shard);
 	case FDMSG_REFUSED:
 		return take_end(shard);
 	case FDMSG_HELLO:
@@ -490,6 +497,7 @@ take_message(struct thc_shard *shard)
 	case FDMSG_FORGET:
 	case FDMSG_CLOSE:
 	case FDMSG_GPU:
+	case FDMSG_BORROW:
 	default:
 		return false;
 	}
@@ -506,7 +514,7 @@ shard_receive(struct thc_shard *shard)
 			shard_lose(shard, "the agent hung up");
 		} else if (rc == -EPROTO) {
 			shard_lose(shard, "the agent sent what is no message");
-		} else if (rc < 0) {
+		} else if (rc < 0 && (rc != -EMFILE || shard->message->head.kind != FDMSG_LENT)) {
 			shard_lose(
 				shard, "the connection to the agent failed: %s", th_strerror(rc));
 		} else if (!take_message(shard)) {

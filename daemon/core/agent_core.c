@@ -73,6 +73,7 @@ agent_core_free(struct agent_core *agent)
 		DL_DELETE(agent->reserves, first);
 		free(first);
 	}
+	ac_loans_free(agent);
 	agent_core_bury(agent);
 	free(agent->actions);
 	free(agent);
@@ -217,6 +218,12 @@ agent_core_dispatch(struct agent_core *agent, const struct agent_event *event)
 		ac_reserved(agent, event->u.reserved.id, event->session, event->u.reserved.code,
 			event->u.reserved.text);
 		break;
+	case AGENT_EV_BORROW:
+		ac_borrow(agent, event->session, &event->u.borrow);
+		break;
+	case AGENT_EV_RETURNED:
+		ac_loan_returned(agent, event->u.returned_loan);
+		break;
 	case AGENT_EV_LEG_DONE:
 	case AGENT_EV_LEG_FAILED:
 	case AGENT_EV_LEG_STOPPED:
@@ -239,6 +246,7 @@ agent_core_next_ns(const struct agent_core *agent)
 {
 	int64_t next = th_min_i64(ac_link_next_ns(agent), ac_outbound_next_ns(agent));
 	next = th_min_i64(next, ac_leave_next_ns(agent));
+	next = th_min_i64(next, ac_loans_next_ns(agent));
 	const struct session *session;
 
 	if (agent->link.phase == LINK_UP)
@@ -268,6 +276,7 @@ agent_core_step(struct agent_core *agent, int64_t now_ns, const struct agent_eve
 		ac_watch_tick(agent, session);
 		ac_settle(agent, session);
 	}
+	ac_loans_settle(agent);
 	ac_leave_tick(agent);
 	ac_lanes_pump(agent);
 	*ret_actions = (struct agent_actions){

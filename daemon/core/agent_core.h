@@ -103,6 +103,9 @@ enum agent_event_kind {
 	AGENT_EV_CONTRACT,     /* proven: the worker has written to (session, gen) while it was
 				* published; it has been told */
 	AGENT_EV_LEAVE,        /* this agent is to end: nothing new begins, LEFT says when it may */
+	AGENT_EV_BORROW,       /* a process wants a shard of a version out of this agent's memory:
+				* LEND or LOAN_REFUSED follows, but after RETURNED */
+	AGENT_EV_RETURNED,     /* the loan is over, or nobody waits for it */
 };
 
 struct agent_submission {
@@ -125,6 +128,14 @@ struct agent_leg_report {
 	char transport[32];
 	char text[TH_CTL_TEXT_BYTES];
 	struct th_hash content; /* LEG_DONE: over the digests; none: there are none */
+};
+
+struct agent_borrow {
+	uint64_t id; /* of the loan, as the shell numbers them */
+	struct th_version version;
+	uint32_t shard;
+	int64_t timeout_ns;
+	uint64_t limit; /* bytes that may be lent in all */
 };
 
 struct agent_event {
@@ -174,6 +185,8 @@ struct agent_event {
 			char text[TH_CTL_TEXT_BYTES];
 		} contract;
 		int64_t leave_timeout_ns;
+		struct agent_borrow borrow;
+		uint64_t returned_loan;
 	} u;
 };
 
@@ -211,6 +224,9 @@ enum agent_action_kind {
 	AGENT_NODE,  /* an operator drains this node, or does not any more: for logs and status */
 	AGENT_STAYS, /* after LEAVE: what is waited for, now and then, for logs                  */
 	AGENT_LEFT,  /* after LEAVE: the sessions may be closed, and the agent may end */
+	AGENT_LEND,  /* the memory of the session, a copy of the agent's own, for a loan: RETURNED
+		      * follows. It stays readable until then, whatever becomes of the session */
+	AGENT_LOAN_REFUSED, /* the other end of BORROW */
 };
 
 enum agent_channel { AGENT_CHANNEL_CONTROL, AGENT_CHANNEL_POLL, AGENT_CHANNEL_BEAT };
@@ -306,6 +322,11 @@ struct agent_action {
 			uint32_t num_blockers, num_texts;
 			char (*texts)[TH_CTL_TEXT_BYTES]; /* borrowed until the next step */
 		} left;                                   /* STAYS, LEFT */
+		struct {
+			uint64_t id;
+			int code;
+			char text[TH_CTL_TEXT_BYTES];
+		} loan; /* LEND: id; LOAN_REFUSED */
 	} u;
 };
 

@@ -406,6 +406,29 @@ struct reserve { /* memory that the shell is asked for; owned by agent.reserves 
 	struct reserve *prev, *next;
 };
 
+struct need { /* a shard that is lent, or to be; owned by agent.needs (loan.c) */
+	char model[TH_NAME_MAX + 1];
+	struct th_version version;
+	uint32_t shard;
+	uint32_t num_loans;
+	bool asked;     /* the server was told */
+	uint64_t copy;  /* the session that it was lent from last; 0: it was not, yet */
+	uint64_t bytes; /* of that copy, with its other shards */
+	struct need *prev, *next;
+};
+
+#define AC_LOANS_MAX 4096u
+
+struct loan { /* owned by agent.loans */
+	uint64_t id;
+	uint64_t session; /* who waits for it */
+	struct need *need;
+	bool lent;
+	uint64_t limit;
+	int64_t deadline_ns; /* while it is not lent */
+	struct loan *prev, *next;
+};
+
 struct agent_core {
 	struct agent_config config;
 	int64_t now_ns;
@@ -420,6 +443,8 @@ struct agent_core {
 	struct outbound *outbounds;
 	struct outbound *grants; /* oldest first                                             */
 	struct reserve *reserves;
+	struct need *needs;
+	struct loan *loans;
 	uint32_t num_internal; /* reserves, and sessions that came of them                   */
 	uint32_t num_grants;
 	uint64_t last_reserve;
@@ -563,6 +588,20 @@ void ac_internal_plan(
 	struct agent_core *agent, struct session *session, const struct ctl_ev_plan *plan);
 /* Its operation has ended with this code. */
 void ac_internal_filled(struct session *session, int code);
+
+/* ---- loans (loan.c) -------------------------------------------------------------------------- */
+
+void ac_borrow(struct agent_core *agent, uint64_t session_id, const struct agent_borrow *borrow);
+void ac_loan_returned(struct agent_core *agent, uint64_t id);
+void ac_borrow_refused(struct agent_core *agent, const struct ctl_ev_borrow_refused *refused);
+void ac_borrow_reply(
+	struct agent_core *agent, const struct ctl_request *request, const struct ctl_reply *reply);
+/* All that wait are lent, or end. */
+void ac_loans_settle(struct agent_core *agent);
+int64_t ac_loans_next_ns(const struct agent_core *agent);
+/* After an attachment to a server that knows nothing of them. */
+void ac_borrow_renew(struct agent_core *agent);
+void ac_loans_free(struct agent_core *agent);
 
 /* ---- operations (call.c) --------------------------------------------------------------------- */
 

@@ -136,6 +136,7 @@ up(struct agent_core *agent, const struct ctl_attach_reply *reply)
 		}
 		ac_leave_renew(agent);
 		ac_watch_renew(agent);
+		ac_borrow_renew(agent);
 	}
 	DL_FOREACH(agent->lanes, lane)
 	{
@@ -244,6 +245,9 @@ event(struct agent_core *agent, const struct ctl_event *event)
 		break;
 	case CTL_EV_RULES:
 		ac_alone_rules(agent, &event->u.rules);
+		break;
+	case CTL_EV_BORROW_REFUSED:
+		ac_borrow_refused(agent, &event->u.borrow_refused);
 		break;
 	case CTL_EV_READY:
 		session = ac_session_by_sid(agent, event->u.ready.sid);
@@ -372,6 +376,8 @@ lane_reply(struct agent_core *agent, struct request *request, const struct ctl_r
 
 	if (ctl.kind == CTL_WATCH)
 		ac_watch_reply(agent, &ctl, reply);
+	else if (ctl.kind == CTL_BORROW)
+		ac_borrow_reply(agent, &ctl, reply);
 	else if (ctl.kind == CTL_ADMIN)
 		ac_leave_reply(agent, reply);
 	else if (lane != agent->misc)

@@ -16,6 +16,7 @@
 #include "daemon/host/orderly_end.h"
 #include "daemon/host/server/source_attributes.h"
 #include "daemon/host/worker/fd_channel.h"
+#include "daemon/host/worker/loans.h"
 #include "daemon/host/worker/ring_channel.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
@@ -263,6 +264,12 @@ execute(struct host *host, const struct agent_action *action)
 		break;
 	case AGENT_UNRESERVE:
 		reserve_cancel(host, action);
+		break;
+	case AGENT_LEND:
+		loans_lend(host, action);
+		break;
+	case AGENT_LOAN_REFUSED:
+		loans_refused(host, action);
 		break;
 	case AGENT_SERVER_STATE:
 		execute_server_state(host, action);

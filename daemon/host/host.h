@@ -32,6 +32,7 @@
 
 struct blob_get;
 struct forward;
+struct loan;
 struct offload;
 struct reservation;
 
@@ -44,6 +45,7 @@ struct host_counters {
 	uint64_t submissions, submissions_refused, completions;
 	uint64_t legs_refused;
 	uint64_t reservations, reservations_refused;
+	uint64_t loans, loans_refused;
 	uint64_t server_requests, server_unanswered, server_switches, server_redials;
 };
 
@@ -83,6 +85,9 @@ struct host {
 	struct offload *offload; /* owns: memory for copies of others */
 	struct loop_source offload_source;
 	struct reservation *reservations; /* utlist */
+	struct loan *loans;               /* utlist */
+	struct loan *dead_loans;
+	uint64_t last_loan;
 	struct claim_table claims;
 	struct blob_put *puts;     /* utlist */
 	struct blob_get *gets;     /* utlist */

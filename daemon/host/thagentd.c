@@ -25,6 +25,7 @@
 #include "daemon/host/status/operators.h"
 #include "daemon/host/worker/doc_channel.h"
 #include "daemon/host/worker/fd_channel.h"
+#include "daemon/host/worker/loans.h"
 #include "daemon/host/worker/ring_channel.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
@@ -373,6 +374,7 @@ start_undo(struct host *host)
 	legs_close(host);
 	reserves_free(host);
 	session_free_all(host);
+	loans_free(host);
 	/* It deregisters what they had, and only then is that freed. */
 	transport_close(host->transport);
 	host->transport = NULL;
@@ -419,6 +421,7 @@ thagentd_work(struct host *host)
 	host->next_listing_ns = listings_tick(host->listings, now_ns);
 	host->next_link_ns = link_watch(host, now_ns);
 	session_reap(host);
+	loans_reap(host);
 	return more;
 }
 

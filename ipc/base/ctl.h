@@ -217,6 +217,7 @@ enum ctl_request_kind {
 	CTL_REJOIN,   /* to a server that knows nothing of it: this session goes on, or has ended */
 	CTL_REJOINED, /* all sessions have been said again */
 	CTL_WAITS,    /* what the operation waits for that this member has called */
+	CTL_BORROW,   /* this agent lends a version to processes of its host, or wants to */
 };
 
 struct ctl_hello {
@@ -427,6 +428,20 @@ struct ctl_admin {
 	char from[TH_NAME_MAX + 1]; /* who asks, for the log of events; may be empty */
 };
 
+/*
+ * An agent lends a shard out of a copy in its own memory. When there is none the server has it made
+ * there, by RESERVE and as any; what cannot be made is told by BORROW_REFUSED. A copy that is there
+ * is not given up before the agent says stop.
+ */
+struct ctl_borrow {
+	char model[TH_NAME_MAX + 1];
+	struct th_version version;
+	uint32_t shard;
+	bool stop;     /* nobody borrows it any more */
+	bool held;     /* it is lent already: if it is there no more, it is not made again */
+	uint64_t room; /* as many bytes may be brought for it */
+};
+
 /* ---- a session, to a server that knows nothing of it ----------------------------------------- */
 
 #define TH_OUTCOMES_MAX 64u /* as many operations as a member may be ahead of its group */
@@ -533,6 +548,7 @@ struct ctl_request {
 		struct ctl_reserved reserved;
 		struct ctl_rejoin rejoin;
 		struct ctl_rejoined rejoined;
+		struct ctl_borrow borrow;
 		uint64_t unregister_sid;
 		uint64_t waits_sid;
 	} u;
@@ -561,6 +577,7 @@ enum ctl_event_kind {
 	CTL_EV_AT_RISK, /* a retained version that it holds or names may be lost, or is */
 	CTL_EV_RULES,   /* to who has a member of the model: what all retain of it */
 	CTL_EV_READY,   /* what update would install without the network, or that it is gone */
+	CTL_EV_BORROW_REFUSED, /* to who sent BORROW: it will not be there */
 };
 
 struct ctl_grant { /* one shard from one source: a leg */
@@ -693,6 +710,15 @@ struct ctl_ev_ready {
 	struct th_version version; /* none: there is none any more */
 };
 
+/* Only to an agent that has sent BORROW. */
+struct ctl_ev_borrow_refused {
+	char model[TH_NAME_MAX + 1];
+	struct th_version version;
+	uint32_t shard;
+	int code; /* TH_E_NOT_AVAILABLE, TH_E_LIMIT, ...: never 0 */
+	char text[TH_CTL_TEXT_BYTES];
+};
+
 struct ctl_event {
 	enum ctl_event_kind kind;
 	uint64_t number; /* 1, 2, ... per agent */
@@ -713,6 +739,7 @@ struct ctl_event {
 		struct ctl_ev_node node;
 		struct ctl_ev_rules rules;
 		struct ctl_ev_ready ready;
+		struct ctl_ev_borrow_refused borrow_refused;
 	} u;
 };
 

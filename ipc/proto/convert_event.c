@@ -200,6 +200,7 @@ convert_out_event(struct convert_arena *arena, const struct ctl_event *event)
 	case CTL_EV_AT_RISK:
 	case CTL_EV_RULES:
 	case CTL_EV_READY:
+	case CTL_EV_BORROW_REFUSED:
 		convert_out_offload_event(arena, event, message);
 		break;
 	}

@@ -121,6 +121,10 @@ Tensorhub__V1__Reserved *convert_out_reserved(
 	struct convert_arena *arena, const struct ctl_reserved *reserved);
 void convert_in_reserved(struct convert_in *in, const Tensorhub__V1__Reserved *message,
 	struct ctl_reserved *ret_reserved);
+Tensorhub__V1__Borrow *convert_out_borrow(
+	struct convert_arena *arena, const struct ctl_borrow *borrow);
+void convert_in_borrow(
+	struct convert_in *in, const Tensorhub__V1__Borrow *message, struct ctl_borrow *ret_borrow);
 void convert_in_retain(struct convert_in *in, const char *text, char ret_rules[TH_RETAIN_MAX + 1]);
 
 size_t convert_listing_messages(const struct ctl_listing *listing);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * convert_offload - the messages of retention: RESERVE, RESERVED, RELEASE, CLOSE_REFUSED, AT_RISK,
- * RULES, READY, and the rules in an OPEN. Pure.
+ * convert_offload - the messages of copies in agents' memory and of retention: RESERVE, RESERVED,
+ * RELEASE, CLOSE_REFUSED, AT_RISK, RULES, READY, BORROW, BORROW_REFUSED, and the rules in an OPEN.
+ * Pure.
  */
 #include <string.h>
 
@@ -23,6 +24,34 @@ convert_out_reserved(struct convert_arena *arena, const struct ctl_reserved *res
 	body->shard = reserved->shard;
 	body->code = reserved->code;
 	body->text = convert_out_text(reserved->text);
+	return body;
+}
+
+Tensorhub__V1__Borrow *
+convert_out_borrow(struct convert_arena *arena, const struct ctl_borrow *borrow)
+{
+	Tensorhub__V1__Borrow *body = convert_message(arena, &tensorhub__v1__borrow__descriptor);
+
+	body->model = convert_out_text(borrow->model);
+	body->version = convert_out_version(arena, borrow->version);
+	body->shard = borrow->shard;
+	body->stop = borrow->stop;
+	body->held = borrow->held;
+	body->room = borrow->room;
+	return body;
+}
+
+static Tensorhub__V1__EvBorrowRefused *
+out_borrow_refused(struct convert_arena *arena, const struct ctl_ev_borrow_refused *refused)
+{
+	Tensorhub__V1__EvBorrowRefused *body =
+		convert_message(arena, &tensorhub__v1__ev_borrow_refused__descriptor);
+
+	body->model = convert_out_text(refused->model);
+	body->version = convert_out_version(arena, refused->version);
+	body->shard = refused->shard;
+	body->code = refused->code;
+	body->text = convert_out_text(refused->text);
 	return body;
 }
 
@@ -79,6 +108,9 @@ convert_out_offload_event(
 		message->ready = convert_message(arena, &tensorhub__v1__ev_ready__descriptor);
 		message->ready->sid = event->u.ready.sid;
 		message->ready->version = convert_out_version(arena, event->u.ready.version);
+	} else if (event->kind == CTL_EV_BORROW_REFUSED) {
+		message->body_case = EVENT(BORROW_REFUSED);
+		message->borrow_refused = out_borrow_refused(arena, &event->u.borrow_refused);
 	} else {
 		message->body_case = EVENT(CLOSE_REFUSED);
 		message->close_refused =
@@ -132,6 +164,35 @@ convert_in_reserved(struct convert_in *in, const Tensorhub__V1__Reserved *messag
 	convert_in_sentence(message->text, sizeof(ret_reserved->text), ret_reserved->text);
 	ret_reserved->reservation = message->reservation;
 	ret_reserved->shard = message->shard;
+}
+
+void
+convert_in_borrow(
+	struct convert_in *in, const Tensorhub__V1__Borrow *message, struct ctl_borrow *ret_borrow)
+{
+	in->message = "BORROW";
+	convert_in_name(in, "model", message->model, TH_NAME_MAX, ret_borrow->model);
+	convert_in_version(message->version, &ret_borrow->version);
+	convert_in_check(in, !th_version_none(ret_borrow->version), "version", "is missing");
+	in_shard(in, message->shard, TH_SHARDS_MAX);
+	ret_borrow->shard = message->shard;
+	ret_borrow->stop = message->stop;
+	ret_borrow->held = message->held;
+	ret_borrow->room = message->room;
+}
+
+static void
+in_borrow_refused(struct convert_in *in, const Tensorhub__V1__EvBorrowRefused *body,
+	struct ctl_ev_borrow_refused *ret_refused)
+{
+	in->message = "BORROW_REFUSED";
+	convert_in_name(in, "model", body->model, TH_NAME_MAX, ret_refused->model);
+	convert_in_version(body->version, &ret_refused->version);
+	convert_in_check(in, !th_version_none(ret_refused->version), "version", "is missing");
+	in_shard(in, body->shard, TH_SHARDS_MAX);
+	in_cause(in, body->code, &ret_refused->code);
+	convert_in_sentence(body->text, sizeof(ret_refused->text), ret_refused->text);
+	ret_refused->shard = body->shard;
 }
 
 static void
@@ -201,6 +262,10 @@ convert_in_offload_event(
 		ret_event->kind = CTL_EV_READY;
 		ret_event->u.ready.sid = message->ready->sid;
 		convert_in_version(message->ready->version, &ret_event->u.ready.version);
+		return true;
+	case EVENT(BORROW_REFUSED):
+		ret_event->kind = CTL_EV_BORROW_REFUSED;
+		in_borrow_refused(in, message->borrow_refused, &ret_event->u.borrow_refused);
 		return true;
 	default:
 		return false;

@@ -273,6 +273,10 @@ convert_request_out_body(struct convert_arena *arena, const struct ctl_request *
 		message->rejoined = convert_message(arena, &tensorhub__v1__rejoined__descriptor);
 		message->rejoined->num_sessions = request->u.rejoined.num_sessions;
 		break;
+	case CTL_BORROW:
+		message->body_case = REQUEST(BORROW);
+		message->borrow = convert_out_borrow(arena, &request->u.borrow);
+		break;
 	case CTL_RESERVED:
 		message->body_case = REQUEST(RESERVED);
 		message->reserved = convert_out_reserved(arena, &request->u.reserved);
@@ -610,6 +614,10 @@ convert_request_in_body(
 	case REQUEST(REJOINED):
 		request->kind = CTL_REJOINED;
 		request->u.rejoined.num_sessions = message->rejoined->num_sessions;
+		break;
+	case REQUEST(BORROW):
+		request->kind = CTL_BORROW;
+		convert_in_borrow(in, message->borrow, &request->u.borrow);
 		break;
 	case REQUEST(RESERVED):
 		request->kind = CTL_RESERVED;

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/base/checked.h"
 #include "ipc/base/utf8.h"
 #include "ipc/proto/manifest_internal.h"
 
@@ -362,6 +363,13 @@ out:
 	free(leader_of);
 	free(position);
 	return rc;
+}
+
+bool
+manifest_place_row(const struct manifest_row *row, uint64_t end, uint64_t *ret_at)
+{
+	*ret_at = end;
+	return manifest_row_is_small(row) || th_align_up_u64(end, MANIFEST_ROW_ALIGNMENT, ret_at);
 }
 
 void

@@ -85,6 +85,15 @@ struct th_hash manifest_key(const uint8_t *data, size_t bytes); /* of any blob *
 int manifest_compare(
 	const struct manifest *source, const struct manifest *destination, struct th_err *err);
 
+/*
+ * Where a row lies in memory that holds a whole shard, as an agent's own copy does: behind those
+ * before it, which end there. Large rows begin with a line of the cache. Small ones follow each
+ * other without a gap, as in their chunks: a chunk lies in one piece, so one request of a GPU fills
+ * it. False: no memory is that large.
+ */
+#define MANIFEST_ROW_ALIGNMENT UINT64_C(64)
+bool manifest_place_row(const struct manifest_row *row, uint64_t end, uint64_t *ret_at);
+
 /* Attributes: "THA1", u32 count, then u16 name bytes, name, u32 value bytes, value. */
 struct manifest_attribute {
 	const char *name; /* NUL-terminated */

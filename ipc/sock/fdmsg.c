@@ -36,6 +36,8 @@ static const struct shape shapes[] = {
 	[FDMSG_CLOSE] = {sizeof(struct fdmsg_close), 0, 0},
 	[FDMSG_CLOSED] = {sizeof(struct fdmsg_refused), 0, 0},
 	[FDMSG_GPU] = {sizeof(struct fdmsg_gpu), 0, 1},
+	[FDMSG_BORROW] = {sizeof(struct fdmsg_borrow), 0, 0},
+	[FDMSG_LENT] = {sizeof(struct fdmsg_lent), 0, FDMSG_LENT_FDS},
 };
 
 static const struct shape *

@@ -17,6 +17,9 @@
  *   shim   MEMORY     one descriptor; answered by MEMORY_ID with the same token
  *   shim   GPU        a piece of GPU memory, with the descriptor of the kinds that have one;
  *                     likewise answered. At most FDMSG_AHEAD are sent before their answers
+ *   shim   BORROW     which shard of which version; with FDMSG_FEATURE_BORROW
+ *   agent  LENT       code, sentence; with code 0 the file, open for reading, and the lease: the
+ *                     loan lasts as long as somebody has that open
  *   shim   FORGET(id), CLOSE(flags, deadline)
  *   agent  CLOSED     code, sentence: nobody reads or writes the memory any more (code 0)
  *   agent  REFUSED    after SESSION, once: the session is over but for CLOSE, and why
@@ -54,10 +57,14 @@ enum fdmsg_kind {
 	FDMSG_CLOSE,
 	FDMSG_CLOSED,
 	FDMSG_GPU,
+	FDMSG_BORROW,
+	FDMSG_LENT,
 };
 
 /* Of HELLO and WELCOME. Each is in use when both have said it; unknown ones mean nothing. */
 #define FDMSG_FEATURE_GPU UINT64_C(1) /* GPU messages, and the sixth descriptor of SESSION */
+
+#define FDMSG_FEATURE_BORROW UINT64_C(2) /* BORROW and LENT */
 
 struct fdmsg_head {
 	uint32_t magic;
@@ -167,6 +174,27 @@ struct fdmsg_memory_id {
 
 struct fdmsg_forget {
 	uint32_t id, reserved;
+};
+
+struct fdmsg_borrow {
+	uint32_t token, shard;
+	uint64_t lineage, version;
+	int64_t deadline_ns; /* relative; -1 = none */
+	uint64_t reserved;
+};
+
+/*
+ * The file is sealed: it stays as long and nobody writes it. The rows lie in it in the order of the
+ * manifest, each where manifest_place_row says. The lease is the read end of a pipe; nothing is
+ * ever written to it.
+ */
+#define FDMSG_LENT_FDS 2u
+
+struct fdmsg_lent {
+	uint32_t token;
+	int32_t code;
+	uint64_t bytes; /* of the file, when code is 0 */
+	char text[TH_CTL_TEXT_BYTES];
 };
 
 struct fdmsg_close {

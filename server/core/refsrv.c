@@ -26,6 +26,7 @@
 #include "server/core/op/op.h"
 #include "server/core/refsrv_state.h"
 #include "server/core/rejoin/rejoin.h"
+#include "server/core/retain/borrow.h"
 #include "server/core/retain/offload.h"
 #include "server/core/retain/retain.h"
 #include "server/core/route/leg.h"
@@ -378,6 +379,7 @@ changes_state(enum ctl_request_kind kind)
 	case CTL_CLOSE:
 	case CTL_RESERVED:
 	case CTL_REJOIN:
+	case CTL_BORROW:
 		return true;
 	case CTL_HELLO:
 	case CTL_BEAT:
@@ -427,6 +429,8 @@ refsrv_change(struct refsrv *server, struct agent *agent, const struct ctl_reque
 		return member_close(server, agent, &request->u.close, err);
 	case CTL_RESERVED:
 		return offload_refused(server, agent, &request->u.reserved, err);
+	case CTL_BORROW:
+		return borrow_request(server, agent, &request->u.borrow, err);
 	default:
 		return th_fail(err, TH_E_INVALID, "the server does not know request kind %d",
 			(int)request->kind);

@@ -31,6 +31,7 @@
 #define REMEMBERED_UNSAID 128u   /* replies kept for an agent that does not say what it has*/
 #define EVENTS_QUEUED_MAX 65536u /* per agent: one that never polls must not fill the memory    */
 #define WATCHES_MAX 1024u        /* models watched by one agent                                   */
+#define BORROWS_MAX 4096u        /* shards that one agent lends, or wants to lend                 */
 #define UPLOADS_MAX 16u          /* unfinished blobs of one agent                                 */
 #define PAIR_BLOCK_GROWTH_MAX 10 /* a pair's block doubles up to this many times its first      */
 #define PAIR_LAST_RESORT 16      /* the only source is tried again after this part of the block   */
@@ -141,6 +142,7 @@ struct agent { /* owned by server.agents */
 	int64_t blamed_until_ns, quarantine_until_ns;
 	struct watch *watches;
 	uint32_t num_watches;
+	uint32_t num_borrows; /* of all models */
 	struct upload *uploads;
 	uint32_t num_uploads;
 	uint64_t visit; /* scratch of route.c */
@@ -173,6 +175,7 @@ enum offload_why {
 	OFFLOAD_DRAIN,        /* its node is being drained                                */
 	OFFLOAD_REJOINED,     /* it has come back from a former server life               */
 	OFFLOAD_FETCH,        /* a group wants it before it asks: see fetch.h             */
+	OFFLOAD_BORROW,       /* a process of its host borrows it: see borrow.h           */
 };
 
 enum offload_state {
@@ -182,7 +185,7 @@ enum offload_state {
 };
 
 struct offload_shard {
-	uint64_t place_inc; /* FETCH: the agent where it is wanted                      */
+	uint64_t place_inc; /* FETCH, BORROW: the agent where it is wanted              */
 	uint64_t agent_inc; /* of whom it was asked; 0: of nobody                       */
 	uint64_t sid;       /* of its session; 0: no OPEN has come                      */
 	bool registered;
@@ -198,8 +201,8 @@ struct offload { /* owned by retention.offloads; see offload.h */
 	char replica[TH_NAME_MAX + 1]; /* of the copy that is kept                       */
 	uint64_t source_id;            /* the id of the source*/
 	uint64_t avoid_inc;            /* agent that gets no part of it; 0: none         */
-	bool pinned;                   /* FETCH: only where it is wanted, nowhere near   */
-	struct group *group;           /* borrows; NULL: nobody has joined               */
+	bool pinned;         /* FETCH, BORROW: only where it is wanted, nowhere near             */
+	struct group *group; /* borrows; NULL: nobody has joined               */
 	uint32_t num_shards;
 	struct offload_shard *shards; /* owns                                            */
 	uint32_t attempts;
@@ -210,10 +213,20 @@ struct offload { /* owned by retention.offloads; see offload.h */
 	struct offload *prev, *next;
 };
 
+struct borrow { /* a shard that an agent lends, or wants to; owned by retention.borrows */
+	uint64_t agent_inc;
+	struct th_version version;
+	uint32_t shard;
+	uint64_t room; /* a version that is brought for it must not be larger            */
+	bool held;     /* it was there: should it go, it is not made again               */
+	struct borrow *prev, *next;
+};
+
 struct retention { /* see retain.h; part of struct model */
 	struct model *model;
 	struct claim *claims;
 	struct offload *offloads;
+	struct borrow *borrows;
 	struct timer timer; /* at wake_ns */
 	int64_t wake_ns;    /* the next of all deadlines, while the model is settled     */
 	/* What the agents were told last: see retain_notice.h. */

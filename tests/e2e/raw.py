@@ -51,3 +51,25 @@ def inside(handle, verb, argument, timeout=20):
 def wait(handle, predicate, timeout=20):
     judge = _abi.PREDICATE(lambda raw, _: int(bool(predicate(results.listing_of(raw.contents)))))
     _abi.call("thc_wait", handle._shard, judge, None, _steps.milliseconds(timeout))
+
+
+class Lent:
+    """thc_borrow, and what it has brought: rows are (name, address, bytes)."""
+
+    def __init__(self, handle, version="latest", shard=0, flags=0, timeout=30):
+        self.raw = c.c_void_p()
+        ms = _steps.milliseconds(timeout)
+        _abi.call(
+            "thc_borrow", handle._shard, version.encode(), shard, flags, ms, c.byref(self.raw)
+        )
+        manifest = _abi.Manifest.from_address(self.raw.value)
+        self.version = manifest.version
+        rows = (_abi.Tensor * manifest.count).from_address(manifest.tensors)
+        self.rows = [(row.name.decode(), row.data or 0, row.bytes) for row in rows]
+
+    def read(self):
+        """All bytes, row by row."""
+        return b"".join(c.string_at(address, count) for _, address, count in self.rows)
+
+    def give_back(self):
+        _abi.call("thc_return", self.raw)

@@ -7,6 +7,7 @@ call does not keep others waiting. The controller is cluster.Worker.
 
 import ctypes
 import json
+import mmap
 import os
 import signal
 import socket
@@ -23,7 +24,7 @@ import memory_kinds
 import raw
 import tensorhub as th
 
-shards, memories, layouts, ops, polls = {}, {}, {}, {}, {}
+shards, memories, layouts, ops, polls, lent = {}, {}, {}, {}, {}, {}
 out_lock = threading.Lock()
 
 
@@ -98,6 +99,82 @@ def cmd_borrow(path, kind, total_bytes, device, name="s"):
     memories[name] = gpu_driver.LENT[kind](total_bytes, device, data, fd)
     layouts[name] = content.layout(total_bytes)
     return memories[name].says()
+
+
+def cmd_borrow_version(version="latest", name="s", key="l", shard=0, flags=0, timeout=30):
+    """What the agent lends: which version, and whether each row begins as promised."""
+    lent[key] = raw.Lent(shards[name], version, shard, flags, timeout)
+    return [lent[key].version, all(address % 64 == 0 for _, address, _ in lent[key].rows)]
+
+
+def cmd_lent_digest(total_bytes, key="l"):
+    """Of all rows, in the order in which alloc places them."""
+    rows = {row[0]: row for row in lent[key].rows}
+    lent[key].rows = [rows[name] for name, _ in content.layout(total_bytes)]
+    return content.digest(lent[key].read())
+
+
+def cmd_return_version(key="l"):
+    lent.pop(key).give_back()
+
+
+def cmd_lent_scribble(key="l"):
+    """Every byte, without asking."""
+    for _, address, count in lent[key].rows:
+        ctypes.memset(address, 0x5A, count)
+
+
+def cmd_lent_memory():
+    """Bytes that this process maps of an agent's memory, those of them that it alone has, and how
+    its descriptors of it may be used."""
+    mapped = own = 0
+    with open("/proc/self/smaps") as f:
+        mine = False
+        for line in f:
+            word = line.split()
+            if "-" in word[0] and ":" not in word[0]:
+                mine = "/memfd:tensorhub-offload" in line
+            elif mine and word[0] == "Rss:":
+                mapped += int(word[1]) << 10
+            elif mine and word[0] in ("Private_Clean:", "Private_Dirty:"):
+                own += int(word[1]) << 10
+    return [mapped, own]
+
+
+def cmd_lent_write(key="l"):
+    """What the system says to each way of writing what is lent, but for a plain store."""
+    address = next(address for _, address, count in lent[key].rows if count > 1 << 21)
+    libc = ctypes.CDLL(None, use_errno=True)
+    said = {}
+    page = address & ~4095
+    with open("/proc/self/maps") as f:
+        (span,) = (
+            line.split()[0]
+            for line in f
+            if "/memfd:tensorhub-offload" in line
+            and int(line.split("-")[0], 16) <= page < int(line.split()[0].split("-")[1], 16)
+        )
+    try:
+        fd = os.open(f"/proc/self/map_files/{span}", os.O_RDWR)
+    except OSError as e:
+        said["open"] = e.strerror
+    else:
+        for how, call in (
+            ("write", lambda: os.pwrite(fd, b"x", 0)),
+            ("truncate", lambda: os.ftruncate(fd, 0)),
+            ("map", lambda: mmap.mmap(fd, 4096)),
+        ):
+            try:
+                call()
+                said[how] = "done"
+            except OSError as e:
+                said[how] = e.strerror
+        os.close(fd)
+    if libc.mprotect(ctypes.c_void_p(page), 4096, 3) < 0:
+        said["mprotect"] = os.strerror(ctypes.get_errno())
+    else:
+        said["mprotect"] = "done"
+    return said
 
 
 def cmd_says(name="s"):

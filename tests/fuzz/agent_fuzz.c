@@ -44,7 +44,7 @@ static int64_t now_ns, next_ns;
 static struct debt debts[OPEN_MAX];
 static struct session sessions[SESSIONS_MAX];
 static struct pool sids, op_seqs;
-static uint64_t last_session, last_sid, last_event, attach_no;
+static uint64_t last_session, last_sid, last_event, attach_no, last_loan;
 static struct convert_arena arena;
 
 /* ---- what the core does --------------------------------------------------------------------- */
@@ -233,8 +233,11 @@ fill_event(struct input *input, struct ctl_event *event)
 	uint64_t sid = pool_pick(&sids, input), op_seq = pool_pick(&op_seqs, input);
 	uint8_t byte = input_byte(input);
 
-	*event = (struct ctl_event){
-		.kind = (enum ctl_event_kind)(CTL_EV_PLAN + input_byte(input) % CTL_EV_READY)};
+	/* By a byte of its own: what an input of the corpus means stays. */
+	uint8_t kind = input_byte(input);
+	*event = (struct ctl_event){.kind = CTL_EV_BORROW_REFUSED};
+	if (kind != UINT8_MAX)
+		event->kind = (enum ctl_event_kind)(CTL_EV_PLAN + kind % CTL_EV_READY);
 	switch ((int)event->kind) {
 	case CTL_EV_PLAN:
 		event->u.plan = (struct ctl_ev_plan){.sid = sid,
@@ -327,6 +330,14 @@ fill_event(struct input *input, struct ctl_event *event)
 	case CTL_EV_READY:
 		event->u.ready = (struct ctl_ev_ready){
 			sid, {0, byte & 0x20 ? TH_NO_VERSION : byte >> 3 & 3u}};
+		break;
+	case CTL_EV_BORROW_REFUSED:
+		event->u.borrow_refused =
+			(struct ctl_ev_borrow_refused){.version = {0, byte >> 3 & 3u},
+				.shard = byte & 1u,
+				.code = byte & 2 ? TH_E_LIMIT : TH_E_NOT_AVAILABLE};
+		fill_text(input, event->u.borrow_refused.model,
+			sizeof(event->u.borrow_refused.model), "m");
 		break;
 	case CTL_EV_NODE:
 		event->u.node.draining = byte & 1;
@@ -596,6 +607,17 @@ of_session(struct input *input)
 	} else if (what < 0xa0 && session->registration == REGISTERED && what >= 0x90) {
 		event.kind = AGENT_EV_UNREGISTER;
 		session->registration = LEAVING;
+	} else if (what == 0xae) {
+		event.kind = AGENT_EV_RETURNED;
+		event.u.returned_loan = input_byte(input) % 8u;
+	} else if (what == 0xaf) {
+		uint8_t how = input_byte(input);
+		event.kind = AGENT_EV_BORROW;
+		event.u.borrow = (struct agent_borrow){.id = ++last_loan,
+			.version = {0, how >> 3 & 3u},
+			.shard = how & 1u,
+			.timeout_ns = how & 2 ? TH_FOREVER : SECOND_NS,
+			.limit = how & 4 ? UINT64_MAX : 1000};
 	} else if (what < 0xb0) {
 		event.kind = AGENT_EV_ATTRIBUTES;
 		event.u.attributes = (struct th_hash){.lo = what & 1u};

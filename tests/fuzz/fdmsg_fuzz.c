@@ -69,12 +69,13 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	TH_ASSERT(rc == 1 || rc == -EPROTO);
 	if (rc == 1) {
 		TH_ASSERT(message.head.magic == FDMSG_MAGIC && message.head.num_fds == num_fds);
-		TH_ASSERT(message.head.kind >= FDMSG_HELLO && message.head.kind <= FDMSG_GPU);
+		TH_ASSERT(message.head.kind >= FDMSG_HELLO && message.head.kind <= FDMSG_LENT);
 		TH_ASSERT(message.body_bytes == size - 1 - sizeof(message.head));
 		TH_ASSERT(memcmp(message.body, data + 1 + sizeof(message.head),
 				  message.body_bytes) == 0);
 		TH_ASSERT((message.head.kind == FDMSG_MEMORY) <= (num_fds == 1));
 		TH_ASSERT((message.head.kind == FDMSG_GPU) <= (num_fds <= 1));
+		TH_ASSERT((message.head.kind == FDMSG_LENT) <= (num_fds <= FDMSG_LENT_FDS));
 	}
 	for (uint32_t i = 0; i < FDMSG_FDS_MAX; i++)
 		TH_ASSERT((message.fds[i] >= 0) == (rc == 1 && i < num_fds));

@@ -388,6 +388,14 @@ fill_rest(struct input *input, struct ctl_request *request, struct agent *agent)
 			.abandon = byte & 8,
 			.timeout_ns = byte & 16 ? TH_FOREVER : SECOND_NS};
 		break;
+	case CTL_BORROW:
+		fill_name(input, 'm', request->u.borrow.model);
+		request->u.borrow.version = (struct th_version){0, byte >> 4 & 3u};
+		request->u.borrow.shard = byte >> 6 & 1u;
+		request->u.borrow.stop = byte & 1;
+		request->u.borrow.held = byte & 2;
+		request->u.borrow.room = byte & 4 ? 0 : UINT64_MAX;
+		break;
 	case CTL_WAITS:
 		request->u.waits_sid = pool_pick(&sids, input);
 		break;
@@ -462,13 +470,13 @@ ask_any(struct input *input, struct agent *agent)
 	uint8_t kind = input_byte(input);
 	/* By a byte of its own: what an input of the corpus means stays. */
 	struct ctl_request request = {
-		.kind = kind == UINT8_MAX
-				? CTL_WAITS
-				: (enum ctl_request_kind)(CTL_HELLO + kind % CTL_REJOINED)};
+		.kind = (enum ctl_request_kind)(CTL_HELLO + kind % CTL_REJOINED)};
 	struct ctl_known_outcome outcome;
 	struct ctl_leg_progress progress = {0};
 	uint8_t blob;
 
+	if (kind >= UINT8_MAX - 1)
+		request.kind = kind == UINT8_MAX ? CTL_WAITS : CTL_BORROW;
 	envelope(input, agent, &request);
 	switch ((int)request.kind) {
 	case CTL_BEAT:

@@ -171,6 +171,9 @@ void check_observers(void);
 void check_observers_calm(void);
 void check_observers_alive(void);
 
+/* A copy of an agent's own is on its way out, which may be lent. */
+void check_borrow_given_up(const struct host *host, const struct handle *handle);
+
 /* A server says that a node is empty. */
 void check_empty(const struct srv *srv, const struct host *host);
 void check_retain_without(const struct host *host);

@@ -213,7 +213,8 @@ count(uint32_t model, uint32_t shard, struct th_version id, bool offload)
 static bool
 fetched(void)
 {
-	return world.options.prefetch_percent > 0 || world.options.seed_percent > 0;
+	return world.options.prefetch_percent > 0 || world.options.seed_percent > 0 ||
+	       world.options.borrow_ns > 0;
 }
 
 static bool

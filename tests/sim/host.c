@@ -291,6 +291,7 @@ host_act(struct host *host, const struct agent_action *action)
 		break;
 	case AGENT_GIVEN_UP:
 		handle->given_up = true;
+		check_borrow_given_up(host, handle);
 		break;
 	case AGENT_FREE:
 		free_handle(host, handle);
@@ -333,6 +334,12 @@ host_act(struct host *host, const struct agent_action *action)
 		/* Else FREE follows. */
 		if (action->u.answer.code != 0 && handle->worker != NULL)
 			worker_close_refused(handle->worker, action->u.answer.code);
+		break;
+	case AGENT_LEND:
+		borrower_lent(host, action);
+		break;
+	case AGENT_LOAN_REFUSED:
+		borrower_refused(host, action);
 		break;
 	case AGENT_STAYS:
 		break;
@@ -498,5 +505,6 @@ host_crash(struct host *host)
 			memory_unmap(handle->memory);
 		free(handle);
 	}
+	borrower_host_died(host);
 	check_retain_crash();
 }

@@ -90,11 +90,12 @@ static const struct option options[] = {
 	OPTION(far_times, false),
 	OPTION(burst_ns, false),
 	OPTION(observe_ns, true),
+	OPTION(borrow_ns, true),
 	OPTION(prefetch_percent, true),
 	OPTION(seed_percent, true),
 };
 
-_Static_assert(sizeof(struct options) == 368, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 376, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

@@ -288,6 +288,12 @@ observer_line(const struct observer *observer, const struct agent_line *line)
 			index_of(observer));
 }
 
+bool
+observer_asks(const struct observer *observer)
+{
+	return observer->state == THINKS;
+}
+
 /* A request that its agent sends, which may be of no observer. */
 void
 check_observer_sent(const struct host *host, const struct ctl_request *request)

@@ -65,6 +65,7 @@ begin(uint64_t seed)
 	}
 	program_start();
 	observer_start();
+	borrower_start();
 	fault_start();
 }
 

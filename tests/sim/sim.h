@@ -15,6 +15,7 @@
  *   program.c  what groups of workers do: SPMD programs
  *   reader.c   what workers ask beside that: list, wait, what is latest
  *   observer.c handles that are members of nothing
+ *   borrower.c who borrows through them
  *   fault.c    what goes wrong
  *   operator.c drains and evictions
  *   leave.c    agents that are told to end
@@ -147,6 +148,7 @@ enum stream {
 	RNG_BURST,
 	RNG_OBSERVE,
 	RNG_FETCH,
+	RNG_BORROW,
 	RNG_STREAMS
 };
 
@@ -191,6 +193,7 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	int64_t burst_ns;     /* between the moments at which all groups call; 0: at any time */
 	uint32_t prefetch_percent, seed_percent; /* groups with CTL_OPEN_PREFETCH, _SEED */
 	int64_t observe_ns; /* between two questions of an observer; 0: there are none */
+	int64_t borrow_ns;  /* likewise between two loans of a host; needs observers */
 };
 
 void swarm_draw(struct options *ret_options);
@@ -623,6 +626,14 @@ void observer_line(const struct observer *observer, const struct agent_line *lin
 void observer_gone(struct observer *observer);
 /* Of its model. */
 uint32_t observer_model(const struct observer *observer);
+
+/* It is open, and thinks. */
+bool observer_asks(const struct observer *observer);
+
+void borrower_start(void);
+void borrower_lent(struct host *host, const struct agent_action *action);
+void borrower_refused(struct host *host, const struct agent_action *action);
+void borrower_host_died(const struct host *host);
 
 void program_start(void);
 /* This worker is idle: what it does next. */

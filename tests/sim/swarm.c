@@ -299,6 +299,19 @@ fetches(struct options *o)
 		o->offload_max = (uint32_t)between(RNG_FETCH, 1, 8);
 }
 
+/* Who borrows versions, through the observers. From a stream of its own, as above. */
+static void
+borrows(struct options *o)
+{
+	if (!percent(RNG_BORROW, 20))
+		return;
+	o->borrow_ns = between(RNG_BORROW, 20 * MS, 2 * SEC);
+	if (o->observe_ns == 0)
+		o->observe_ns = between(RNG_BORROW, 20 * MS, 2 * SEC);
+	if (o->offload_max == 0 && percent(RNG_BORROW, 80))
+		o->offload_max = (uint32_t)between(RNG_BORROW, 1, 8);
+}
+
 void
 swarm_draw(struct options *o)
 {
@@ -313,4 +326,5 @@ swarm_draw(struct options *o)
 	bursts(o);
 	observers(o);
 	fetches(o);
+	borrows(o);
 }

@@ -49,6 +49,7 @@ struct options {
 	int64_t dead_ns;   /* a host that acknowledges nothing for this long is gone            */
 	int64_t drain_ns;  /* how long SIGTERM waits for transfers, and for copies to move       */
 	uint64_t offload_limit; /* memory for copies of others; UINT64_MAX: half of what is free  */
+	uint64_t borrow_limit;  /* of that, what may be lent; UINT64_MAX: half of it            */
 	uint32_t movers, connections; /* 0: chosen                                              */
 	char congestion[OPTIONS_NAME_BYTES]; /* of TCP; empty: cubic where there is one          */
 	/* Of transfers between datacenters. */

@@ -35,6 +35,7 @@ options_default(struct options *ret_options)
 		.dead_ns = INT64_C(5000000000),
 		.drain_ns = INT64_C(30000000000),
 		.offload_limit = UINT64_MAX,
+		.borrow_limit = UINT64_MAX,
 		.rdma = options_rdma_default(),
 		.gpu = options_gpu_default(),
 		.sessions_max = 512,
@@ -200,14 +201,14 @@ set_verify(struct options *options, const char *key, const char *value, struct t
 }
 
 static int
-set_offload_limit(struct options *options, const char *key, const char *value, struct th_err *err)
+set_memory_limit(uint64_t *field, const char *key, const char *value, struct th_err *err)
 {
 	uint64_t bytes;
 	/* The largest number means the default: no host has as much. */
 	if (th_parse_size(value, &bytes) < 0 || bytes == UINT64_MAX)
 		return th_fail(
 			err, TH_E_INVALID, "%s: \"%s\" is no size (write 64GiB)", key, value);
-	options->offload_limit = bytes;
+	*field = bytes;
 	return 0;
 }
 
@@ -311,6 +312,7 @@ const char *const options_keys[] = {
 	"spot",
 	"offload.limit",
 	"offload_limit", /* an older name of it */
+	"borrow.limit",
 	"transport",
 	"verify",
 	"verify.threads",
@@ -382,7 +384,9 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("spot"))
 		return config_bool(&o->spot, key, value, err);
 	if (IS("offload.limit") || IS("offload_limit"))
-		return set_offload_limit(o, key, value, err);
+		return set_memory_limit(&o->offload_limit, key, value, err);
+	if (IS("borrow.limit"))
+		return set_memory_limit(&o->borrow_limit, key, value, err);
 	if (IS("transport"))
 		return set_transport(o, key, value, err);
 	if (IS("verify"))

@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/types.h>
@@ -44,9 +45,12 @@ struct offload_memory {
 	uint64_t bytes;          /* whole pages */
 	offload_done done;       /* NULL: it was called, or nobody wants to know */
 	void *arg;
-	bool making;            /* until done */
-	bool given_up;          /* released, or soon */
-	bool freeing;           /* released */
+	bool making;   /* until done */
+	bool given_up; /* released, or soon */
+	bool freeing;  /* released */
+	bool sealed;   /* for good, as it was lent */
+	bool unowned;  /* to be released when all of it is returned */
+	uint32_t num_lent;
 	atomic_bool unwanted;   /* released while it is made */
 	uint8_t *map;           /* owns; the thread's until done */
 	struct fd_memory *file; /* owns: a reference; likewise; NULL: only the mapping */
@@ -113,9 +117,10 @@ populate(int fd, uint8_t *map, uint64_t offset, uint64_t bytes)
 static int
 map_pages(struct offload_memory *memory, int fd)
 {
-	/* A GPU's process has the file, too: it can take no page away. */
+	/* A GPU's process has the file, too: it can take no page away. The last seals come when it
+	 * is lent. */
 	if (ftruncate(fd, (off_t)memory->bytes) < 0 ||
-		fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+		fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)
 		return -errno;
 	void *map = mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (map == MAP_FAILED)
@@ -504,7 +509,8 @@ offload_region(const struct offload_memory *memory)
 void
 offload_give_up(struct offload_memory *memory)
 {
-	if (memory->given_up)
+	/* What is lent makes no room. */
+	if (memory->given_up || memory->num_lent > 0)
 		return;
 	memory->given_up = true;
 	memory->offload->given_up += memory->bytes;
@@ -517,6 +523,10 @@ offload_release(struct offload_memory *memory)
 	if (!memory)
 		return;
 	struct offload *offload = memory->offload;
+	if (memory->num_lent > 0) {
+		memory->unowned = true;
+		return;
+	}
 	if (memory->making) {
 		/* The thread has it, or will: offload_poll gets it back. */
 		memory->done = NULL;
@@ -539,6 +549,41 @@ offload_release(struct offload_memory *memory)
 	region_release(memory->region);
 	gpus_host_release(host);
 	not_known(memory);
+}
+
+/* A mapping that is older can still be written by. */
+static int
+seal(struct offload_memory *memory)
+{
+	const int seals = F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+	if (!memory->sealed && fcntl(fd_memory_fd(memory->file), F_ADD_SEALS, seals) < 0)
+		return -errno;
+	memory->sealed = true;
+	return 0;
+}
+
+int
+offload_lend(struct offload_memory *memory)
+{
+	char path[32];
+	int rc = memory->file ? seal(memory) : -EBADF;
+	if (rc < 0)
+		return rc;
+	/* Of its own: who has it can add nothing to the file. */
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd_memory_fd(memory->file));
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -errno;
+	memory->num_lent++;
+	return fd;
+}
+
+void
+offload_returned(struct offload_memory *memory)
+{
+	memory->num_lent--;
+	if (memory->num_lent == 0 && memory->unowned)
+		offload_release(memory);
 }
 
 static void

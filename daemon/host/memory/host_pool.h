@@ -86,6 +86,13 @@ struct gpus_host *offload_host(
 /* Nobody wants it any more, and it will be released: from now on it counts as room that comes, and
  * what is made in its place waits for it. After done. */
 void offload_give_up(struct offload_memory *memory);
+/*
+ * For a process of this host, which reads it until offload_returned: a descriptor of the file, open
+ * for reading, or -errno. From the first one on nobody can map or write the file for writing any
+ * more but who has it mapped. What is lent is neither given up nor released before it is returned.
+ */
+int offload_lend(struct offload_memory *memory);
+void offload_returned(struct offload_memory *memory);
 /* Nobody touches it any more, or wants it. NULL: nothing. */
 void offload_release(struct offload_memory *memory);
 

@@ -16,6 +16,7 @@
 
 #include "daemon/host/host.h"
 #include "daemon/host/memory/memory_gpu.h"
+#include "daemon/host/worker/loans.h"
 #include "daemon/host/worker/ring_channel.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"
@@ -82,9 +83,10 @@ fd_channel_on_hello(struct host_session *session, const struct fdmsg_hello *hell
 		return;
 	}
 	session->knows_gpu = (hello->features & FDMSG_FEATURE_GPU) != 0;
+	session->knows_loans = (hello->features & FDMSG_FEATURE_BORROW) != 0;
 	struct fdmsg_welcome welcome = {
 		.protocol = FDMSG_PROTOCOL_MAX,
-		.features = hello->features & FDMSG_FEATURE_GPU,
+		.features = hello->features & (FDMSG_FEATURE_GPU | FDMSG_FEATURE_BORROW),
 		.tensors_max = host->options.tensors_max,
 		.memory_objects_max = host->options.memory_objects_max,
 	};
@@ -426,6 +428,13 @@ on_forget(struct host_session *session, const struct fdmsg_forget *forget)
 		session_lose(session, true, "FORGET of memory that it has not shared");
 }
 
+static void
+fd_channel_on_borrow(struct host_session *session, const struct fdmsg_borrow *borrow)
+{
+	if (!loans_borrow(session, borrow))
+		session_lose(session, true, "a BORROW that is none");
+}
+
 /* ---- CLOSE ---------------------------------------------------------------------------------- */
 
 static void
@@ -489,6 +498,8 @@ fd_channel_dispatch(struct host_session *session, struct fdmsg *message)
 			&message->fds[0]);
 	else if (kind == FDMSG_FORGET && open)
 		on_forget(session, body);
+	else if (kind == FDMSG_BORROW && open && session->knows_loans)
+		fd_channel_on_borrow(session, body);
 	else if (kind == FDMSG_CLOSE && open)
 		fd_channel_on_close(session, body);
 	else

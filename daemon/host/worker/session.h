@@ -61,7 +61,8 @@ struct host_session {
 	struct loop_source sock_source, bell_source, end_source;
 	struct peer peer; /* owns: the pidfd */
 
-	bool knows_gpu; /* FDMSG_FEATURE_GPU: both do */
+	bool knows_gpu;   /* FDMSG_FEATURE_GPU: both do */
+	bool knows_loans; /* likewise FDMSG_FEATURE_BORROW */
 	uint8_t secret[16];
 	struct ctl_open open;
 	struct segment_agent segment; /* owns */

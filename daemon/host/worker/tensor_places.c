@@ -229,25 +229,12 @@ tensors_new(const struct tensors_rows *rows, const struct memory_set *memory, st
 
 /* ---- without a worker ------------------------------------------------------------------------ */
 
-/*
- * Large rows begin with a line of the cache. Small ones follow each other without a gap, as in
- * their chunks: a chunk lies in one piece, so one request of a GPU fills it.
- */
-#define ROW_ALIGNMENT UINT64_C(64)
-
-static bool
-place_row(uint64_t end, const struct manifest_row *row, uint64_t *ret_at)
-{
-	*ret_at = end;
-	return row->bytes < MANIFEST_SMALL_BYTES || th_align_up_u64(end, ROW_ALIGNMENT, ret_at);
-}
-
 static int
 tensor_places_measure(const struct manifest *manifest, struct th_err *err, uint64_t *ret_bytes)
 {
 	uint64_t end = 0;
 	for (uint32_t row = 0; row < manifest->num_rows; row++) {
-		if (!place_row(end, &manifest->rows[row], &end) ||
+		if (!manifest_place_row(&manifest->rows[row], end, &end) ||
 			!th_add_u64(end, manifest->rows[row].bytes, &end))
 			return th_fail(err, TH_E_LIMIT, "the tensors are too large");
 	}
@@ -301,7 +288,7 @@ tensors_place(
 	for (uint32_t row = 0; row < tensors->manifest.num_rows; row++) {
 		uint64_t bytes = tensors->manifest.rows[row].bytes;
 		/* tensors_of_manifest has found that the sum fits. */
-		(void)place_row(at, &tensors->manifest.rows[row], &at);
+		(void)manifest_place_row(&tensors->manifest.rows[row], at, &at);
 		tensors->places[row] = (struct xfer_place){0};
 		if (bytes > 0)
 			tensors->places[row] = (struct xfer_place){

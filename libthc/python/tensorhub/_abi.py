@@ -23,6 +23,7 @@ CLOSE_ABANDON = 1
 ALLOC_HUGE = 1
 FORCE = 1
 LIST_GROUP = 1
+WHOLE, COW = 1, 2
 
 
 class Tensor(c.Structure):
@@ -158,6 +159,8 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "thc_set_attribute": (c.c_int, [_SHARD, _TEXT, _P, c.c_size_t]),
     "thc_get_manifest": (c.c_int, [_SHARD, _TEXT, c.c_uint32, _MS, _PP]),
     "thc_manifest_free": (None, [_P]),
+    "thc_borrow": (c.c_int, [_SHARD, _TEXT, c.c_uint32, _FLAGS, _MS, _PP]),
+    "thc_return": (c.c_int, [_P]),
     "thc_list": (c.c_int, [_SHARD, _FLAGS, _MS, _PP]),
     "thc_listing_free": (None, [_P]),
     "thc_wait": (c.c_int, [_SHARD, PREDICATE, _P, _MS]),

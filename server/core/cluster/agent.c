@@ -28,6 +28,7 @@
 #include "server/core/model/group.h"
 #include "server/core/model/model.h"
 #include "server/core/rejoin/rejoin.h"
+#include "server/core/retain/borrow.h"
 #include "server/core/route/leg.h"
 #include "server/core/timer.h"
 #include "server/core/view/event_log.h"
@@ -318,6 +319,7 @@ reset(struct refsrv *server, struct agent *agent)
 	pair_drop_all(agent);
 	blob_drop_uploads(server, agent);
 	listing_drop_watches(server, agent);
+	borrow_drop_all(server, agent);
 }
 
 void

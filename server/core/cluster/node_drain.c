@@ -14,6 +14,7 @@
 #include "server/core/model/content.h"
 #include "server/core/model/copy.h"
 #include "server/core/model/model.h"
+#include "server/core/retain/borrow.h"
 #include "server/core/retain/offload.h"
 #include "server/core/retain/offload_rules.h"
 
@@ -362,6 +363,26 @@ look_at_copy(struct look *look, const struct part *part)
 		why);
 }
 
+/* Its pages are in other processes, and nobody can take them back; they outlive this agent. */
+static void
+look_at_loans(struct look *look, const struct part *part)
+{
+	const struct offload *offload = part->copy->group->offload;
+
+	if (offload == NULL || offload->version == NULL || look->agent->leaving ||
+		!borrow_lent(offload, part->shard))
+		return;
+	TH_MARK(drain_waits_for_borrowers);
+	struct ctl_blocker *blocker = node_drain_add(look, "borrowed", part, true);
+	if (blocker == NULL)
+		return;
+	snprintf(blocker->text, sizeof(blocker->text),
+		"shard %u of version %" PRIu64
+		" of %.100s is lent to processes of this node: this ends when they return it "
+		"or end; thctl status there names them",
+		part->shard, blocker->version.version, blocker->model);
+}
+
 static void
 node_drain_look_at(struct look *look)
 {
@@ -374,6 +395,7 @@ node_drain_look_at(struct look *look)
 		if (part == NULL)
 			continue;
 		look_at_copy(look, part);
+		look_at_loans(look, part);
 		look_at_fills(look, part);
 		look_at_readers(look, part);
 	}

@@ -53,7 +53,8 @@ void
 model_release(struct refsrv *server, struct model *model)
 {
 	if (model->groups != NULL || model->versions != NULL || model->watches != NULL ||
-		model->retention.claims != NULL || model->retention.offloads != NULL)
+		model->retention.claims != NULL || model->retention.offloads != NULL ||
+		model->retention.borrows != NULL)
 		return;
 	timer_stop(server, &model->retention.timer);
 	if (model->dirty)

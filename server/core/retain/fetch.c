@@ -16,6 +16,7 @@
 #include "server/core/model/copy.h"
 #include "server/core/model/model.h"
 #include "server/core/rejoin/rejoin.h"
+#include "server/core/retain/borrow.h"
 #include "server/core/retain/offload.h"
 #include "server/core/retain/offload_rules.h"
 #include "server/core/retain/retain.h"
@@ -157,11 +158,13 @@ there_for(const struct group *group, struct th_version at_most)
 
 /* ---- copies that are brought ---------------------------------------------------------------- */
 
-/* Of one that has come back from a former server life nobody says why it was made. */
+/* Of one that has come back from a former server life nobody says why it was made. One that is lent
+ * may be taken, too. */
 static bool
 is_fetch(const struct offload *offload)
 {
-	return offload->why == OFFLOAD_FETCH || offload->why == OFFLOAD_REJOINED;
+	return offload->why == OFFLOAD_FETCH || offload->why == OFFLOAD_BORROW ||
+	       offload->why == OFFLOAD_REJOINED;
 }
 
 /* It is, or will be, where the group takes it from. */
@@ -264,8 +267,8 @@ fetch_failed(const struct offload *offload, const char *why)
 	{
 		/* Whoever follows another version by then remembers what became of that. */
 		bool its = fetches(group) && offload->num_shards == group->num_shards &&
-			   th_version_compare(followed_by(version->model->server, group),
-				   version->id) == 0;
+			   th_version_compare(
+				   followed_by(version->model->server, group), version->id) == 0;
 		for (uint32_t i = 0; its && i < group->num_shards; i++)
 			its = offload->shards[i].place_inc == group->members[i]->agent->inc;
 		if (its)
@@ -311,7 +314,8 @@ spare_on(struct refsrv *server, const struct agent *agent)
 	for (model = server->models; model != NULL; model = model->hh.next) {
 		DL_FOREACH(model->retention.offloads, offload)
 		{
-			if (offload->why != OFFLOAD_FETCH || offload->version == NULL)
+			if (offload->why != OFFLOAD_FETCH || offload->version == NULL ||
+				borrow_wanted(offload))
 				continue;
 			for (uint32_t i = 0; i < offload->num_shards; i++) {
 				if (offload->shards[i].agent_inc == agent->inc &&
@@ -427,7 +431,8 @@ end_what_is_overtaken(struct refsrv *server, struct model *model)
 	DL_FOREACH_SAFE(model->retention.offloads, offload, next)
 	{
 		if (offload->why == OFFLOAD_FETCH && offload->version != NULL &&
-			offload->state != OFFLOAD_READY && !is_followed(server, offload))
+			offload->state != OFFLOAD_READY && !borrow_wanted(offload) &&
+			!is_followed(server, offload))
 			overtaken(server, offload);
 	}
 }

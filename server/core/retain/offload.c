@@ -20,6 +20,7 @@
 #include "server/core/model/group.h"
 #include "server/core/model/model.h"
 #include "server/core/op/op.h"
+#include "server/core/retain/borrow.h"
 #include "server/core/retain/fetch.h"
 #include "server/core/retain/last_copy.h"
 #include "server/core/retain/offload_rules.h"
@@ -30,6 +31,13 @@
 
 /* ---- which there are ------------------------------------------------------------------------ */
 
+/* Where it is wanted, and for no rule: one that is for that alone. */
+static bool
+for_a_place(const struct offload *offload)
+{
+	return offload->why == OFFLOAD_FETCH || offload->why == OFFLOAD_BORROW;
+}
+
 /* For retention: the newest, and before all others one that is being made. */
 static struct offload *
 offload_of(const struct version *version)
@@ -38,7 +46,7 @@ offload_of(const struct version *version)
 
 	DL_FOREACH(version->model->retention.offloads, offload)
 	{
-		if (offload->version == version && offload->why != OFFLOAD_FETCH &&
+		if (offload->version == version && !for_a_place(offload) &&
 			(found == NULL || found->state == OFFLOAD_READY ||
 				offload->state != OFFLOAD_READY))
 			found = offload;
@@ -151,11 +159,11 @@ offload_has_room(const struct agent *agent, uint64_t bytes)
 	       agent->info.offload_bytes >= th_max_u64(1, bytes);
 }
 
-/* What is retained stays where a host stays; what is fetched may be lost with its host. */
+/* What is retained stays where a host stays; what is for a host may be lost with it. */
 static bool
 may_hold(const struct offload *offload, uint32_t shard, const struct agent *agent)
 {
-	bool stays = offload->why == OFFLOAD_FETCH ? !agent->leaving : !agent->info.spot;
+	bool stays = for_a_place(offload) ? !agent->leaving : !agent->info.spot;
 
 	return stays && offload_has_room(agent, offload->version->shards[shard].bytes) &&
 	       agent->inc != offload->avoid_inc && !has_refused(&offload->shards[shard], agent);
@@ -179,13 +187,13 @@ offload_conceivable(const struct refsrv *server, const struct copy *copy)
 	return true;
 }
 
-/* Where it belongs: FETCH: with who wants it, else with who has it. NULL: that one is gone. */
+/* Where it belongs: with who wants it, else with who has it. NULL: that one is gone. */
 static struct agent *
 place_of(struct refsrv *server, const struct offload *offload, uint32_t shard)
 {
 	const struct copy *source;
 
-	if (offload->why == OFFLOAD_FETCH)
+	if (for_a_place(offload))
 		return agent_find(server, offload->shards[shard].place_inc);
 	source = offload_source_of(offload);
 	return source == NULL || source->parts[shard].member == NULL
@@ -265,6 +273,9 @@ unask(struct refsrv *server, struct offload *offload, uint32_t shard, bool tell)
 			.reservation = offload->reservation,
 			.shard = shard,
 		};
+	/* Who borrows it from there needs another. */
+	if (offload->version != NULL)
+		model_dirty(offload->version->model);
 	state->agent_inc = 0;
 	state->sid = 0;
 	state->registered = false;
@@ -350,6 +361,12 @@ offload_fail(struct refsrv *server, struct offload *offload)
 		offload_end(server, offload, "it cannot be brought");
 		return;
 	}
+	if (offload->why == OFFLOAD_BORROW) {
+		borrow_failed(offload,
+			offload->text[0] == '\0' ? "it takes no copy of it" : offload->text);
+		offload_end(server, offload, "it cannot be brought");
+		return;
+	}
 	TH_MARK(c08_no_memory_anywhere);
 	th_fail(&err, TH_E_NOMEM_RETAIN,
 		"version %" PRIu64
@@ -407,6 +424,18 @@ offload_begin_fetch(
 	offload->pinned = pinned;
 	for (uint32_t i = 0; i < group->num_shards; i++)
 		offload->shards[i].place_inc = group->members[i]->agent->inc;
+	(void)offload_ask_all(server, offload);
+}
+
+void
+offload_begin_borrow(struct refsrv *server, const struct agent *agent, struct version *version)
+{
+	struct offload *offload =
+		offload_new(server, version, OFFLOAD_BORROW, version->copies->group);
+
+	offload->pinned = true;
+	for (uint32_t i = 0; i < offload->num_shards; i++)
+		offload->shards[i].place_inc = agent->inc;
 	(void)offload_ask_all(server, offload);
 }
 
@@ -565,7 +594,7 @@ offload_refused(struct refsrv *server, const struct agent *agent,
 	snprintf(
 		offload->text, sizeof(offload->text), "node %.64s: %.200s", agent->info.node, text);
 	/* It hears of the RELEASE first. */
-	bool asked_again = offload->why != OFFLOAD_FETCH && reserved->code == TH_E_NOMEM_RETAIN &&
+	bool asked_again = !for_a_place(offload) && reserved->code == TH_E_NOMEM_RETAIN &&
 			   offload_make_room(server, agent);
 	if (!asked_again)
 		offload_refuse(&offload->shards[reserved->shard], agent->inc);
@@ -723,4 +752,5 @@ offload_settle(struct refsrv *server, struct model *model)
 	}
 	offload_rescue(server, model);
 	fetch_settle(server, model);
+	borrow_settle(server, model);
 }

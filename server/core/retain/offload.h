@@ -29,6 +29,9 @@ struct offload *offload_begin(struct refsrv *server, struct copy *source, enum o
 /* The hosts of this group bring the version; pinned: they alone, else any of their datacenter. */
 void offload_begin_fetch(
 	struct refsrv *server, const struct group *group, struct version *version, bool pinned);
+/* The agent brings the version to lend it. */
+void offload_begin_borrow(
+	struct refsrv *server, const struct agent *agent, struct version *version);
 /* Agents that stay have said that they keep so much; they may refuse all the same. */
 bool offload_conceivable(const struct refsrv *server, const struct copy *copy);
 /* One is being made; or is complete, and its agents stay and may yet prove that they live. */

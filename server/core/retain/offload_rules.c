@@ -16,6 +16,7 @@
 #include "server/core/model/model.h"
 #include "server/core/rejoin/rejoin.h"
 #include "server/core/retain/at_risk.h"
+#include "server/core/retain/borrow.h"
 #include "server/core/retain/fetch.h"
 #include "server/core/retain/offload.h"
 #include "server/core/retain/retain.h"
@@ -69,9 +70,10 @@ offload_needed(struct refsrv *server, const struct offload *offload)
 	const struct copy *copy;
 	uint32_t steady, leaving;
 
-	if (fetch_wanted(server, offload))
+	if (borrow_wanted(offload) || fetch_wanted(server, offload))
 		return true;
-	if (offload->why == OFFLOAD_FETCH || !retain_names(server, version))
+	if (offload->why == OFFLOAD_FETCH || offload->why == OFFLOAD_BORROW ||
+		!retain_names(server, version))
 		return false;
 	/* Who waits for it may not have come back yet. */
 	if (model_warming(server, version->model))
@@ -125,6 +127,13 @@ offload_rules_may_go(struct refsrv *server, struct offload *offload)
 {
 	if (TH_PLANT(retained_offload_released) && !is_read(offload->group->copy))
 		return true;
+	if (borrow_wanted(offload) && !TH_PLANT(lent_copy_given_up)) {
+		TH_MARK(lent_copy_stays);
+		return false;
+	}
+	/* Whoever has lent it says so before all are heard. */
+	if (offload->why == OFFLOAD_REJOINED && model_warming(server, offload->version->model))
+		return false;
 	if (fetch_wanted(server, offload))
 		return false;
 	if (!retain_names(server, offload->version))
@@ -178,7 +187,8 @@ offload_make_room(struct refsrv *server, const struct agent *agent)
 	{
 		struct offload *offload = member->group->offload;
 		if (offload == NULL || offload->version == NULL || offload->why == OFFLOAD_FETCH ||
-			offload->state != OFFLOAD_READY || retain_names(server, offload->version))
+			offload->state != OFFLOAD_READY || borrow_wanted(offload) ||
+			retain_names(server, offload->version))
 			continue;
 		TH_MARK(c08_room_is_made);
 		event_log(server, EVENT_INFO, offload->version->model->name, "",

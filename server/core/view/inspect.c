@@ -69,6 +69,8 @@ why_it_is_there(const struct group *group)
 		return "former server";
 	case OFFLOAD_FETCH:
 		return offload->pinned ? "prefetch" : "seed";
+	case OFFLOAD_BORROW:
+		return "borrow";
 	}
 	return "?";
 }

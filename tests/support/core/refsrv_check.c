@@ -389,6 +389,12 @@ check_snapshots(const struct refsrv *server)
 	TH_ASSERT(bytes <= server->config.snapshot_bytes_max);
 }
 
+static bool
+for_a_place(const struct offload *offload)
+{
+	return offload->why == OFFLOAD_FETCH || offload->why == OFFLOAD_BORROW;
+}
+
 /*
  * One offload copy of a version at a time, but when a complete one is on nodes that are drained or
  * do not answer, or one comes back while another is made (I13). Of those that are fetched one a
@@ -397,10 +403,10 @@ check_snapshots(const struct refsrv *server)
 static void
 check_two_offloads(const struct offload *offload, const struct offload *other)
 {
-	bool fetched = offload->why == OFFLOAD_FETCH;
+	bool fetched = for_a_place(offload);
 
 	if (other->version != offload->version || offload->why == OFFLOAD_REJOINED ||
-		other->why == OFFLOAD_REJOINED || fetched != (other->why == OFFLOAD_FETCH))
+		other->why == OFFLOAD_REJOINED || fetched != for_a_place(other))
 		return;
 	if (!fetched) {
 		TH_ASSERT(offload->state == OFFLOAD_READY && other->why != OFFLOAD_RESCUE);
@@ -455,6 +461,34 @@ check_offloads(const struct model *model)
 	}
 }
 
+/* Each has an agent, and what it is lent from, unless the server is still being told. */
+static void
+check_borrows(const struct refsrv *server, const struct model *model)
+{
+	const struct borrow *borrow, *other;
+
+	DL_FOREACH(model->retention.borrows, borrow)
+	{
+		struct refsrv *all = model->server;
+		const struct agent *agent = agent_find(all, borrow->agent_inc);
+		const struct offload *offload;
+		bool serves = server->warming || model->warm_ns != 0;
+		TH_ASSERT(agent != NULL && agent->state != AGENT_DEAD && agent->num_borrows > 0);
+		for (other = borrow->next; other != NULL; other = other->next)
+			TH_ASSERT(other->agent_inc != borrow->agent_inc ||
+				  other->shard != borrow->shard ||
+				  th_version_compare(other->version, borrow->version) != 0);
+		DL_FOREACH(model->retention.offloads, offload)
+		{
+			serves = serves ||
+				 (th_version_compare(offload->version->id, borrow->version) == 0 &&
+					 borrow->shard < offload->num_shards &&
+					 offload->shards[borrow->shard].agent_inc == agent->inc);
+		}
+		TH_ASSERT(serves);
+	}
+}
+
 static uint32_t
 check_claims(const struct model *model)
 {
@@ -500,9 +534,11 @@ refsrv_check(const struct refsrv *server)
 	for (model = server->models; model != NULL; model = model->hh.next) {
 		check_lists(model);
 		TH_ASSERT(model->groups != NULL || model->versions != NULL ||
-			  model->watches != NULL || model->retention.claims != NULL);
+			  model->watches != NULL || model->retention.claims != NULL ||
+			  model->retention.borrows != NULL);
 		num_claims += check_claims(model);
 		check_offloads(model);
+		check_borrows(server, model);
 		DL_FOREACH(model->groups, group)
 		{
 			check_group(server, group);

@@ -295,6 +295,7 @@ world_event_sid(const struct ctl_event *event)
 		return event->u.close_refused.sid;
 	case CTL_EV_FENCE:
 	case CTL_EV_CHANGED:
+	case CTL_EV_BORROW_REFUSED:
 	case CTL_EV_RESERVE:
 	case CTL_EV_NODE:
 	case CTL_EV_PING:

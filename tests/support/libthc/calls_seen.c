@@ -72,6 +72,11 @@
 		(struct thc_shard * shard, const char *version, uint32_t of_shard,                 \
 			int64_t timeout_ms, struct thc_manifest **ret_manifest),                   \
 		(shard, version, of_shard, timeout_ms, ret_manifest))                              \
+	X(thc_borrow,                                                                              \
+		(struct thc_shard * shard, const char *version, uint32_t of_shard, uint32_t flags, \
+			int64_t timeout_ms, const struct thc_manifest **ret_manifest),             \
+		(shard, version, of_shard, flags, timeout_ms, ret_manifest))                       \
+	X(thc_return, (const struct thc_manifest *manifest), (manifest))                           \
 	X(thc_list,                                                                                \
 		(struct thc_shard * shard, uint32_t flags, int64_t timeout_ms,                     \
 			struct thc_listing * *ret_listing),                                        \

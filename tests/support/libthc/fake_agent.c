@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -215,7 +216,7 @@ on_hello(struct fake_agent *agent)
 {
 	const struct fdmsg_welcome welcome = {.protocol = agent->protocol,
 		.tensors_max = agent->tensors_max,
-		.features = agent->no_gpus ? 0 : FDMSG_FEATURE_GPU,
+		.features = agent->no_gpus ? 0 : FDMSG_FEATURE_GPU | FDMSG_FEATURE_BORROW,
 		.memory_objects_max = 1000,
 		.agent_version = "fake",
 		.node = "here"};
@@ -320,6 +321,44 @@ on_forget(struct fake_agent *agent)
 	agent->forgets++;
 }
 
+static int
+lent_file(const struct fake_agent *agent)
+{
+	int fd = memfd_create("fake-lent", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	TH_ASSERT(fd >= 0);
+	for (uint64_t i = 0; i < agent->lent_bytes; i++) {
+		const uint8_t byte = (uint8_t)(i / 4);
+		TH_ASSERT(pwrite(fd, &byte, 1, (off_t)i) == 1);
+	}
+	TH_ASSERT(fcntl(fd, F_ADD_SEALS, agent->lent_seals) == 0);
+	return fd;
+}
+
+static void
+on_borrow(struct fake_agent *agent)
+{
+	struct fdmsg_lent lent = {.code = agent->borrow_code, .bytes = agent->lent_bytes};
+	int lease[2], fds[FDMSG_LENT_FDS];
+	bool bare = agent->lent_bare || agent->borrow_code != 0;
+
+	agent->borrows++;
+	memcpy(&agent->borrowed, agent->message->body, sizeof(agent->borrowed));
+	if (agent->borrow_silent)
+		return;
+	lent.token = agent->borrowed.token;
+	say(agent, lent.text, sizeof(lent.text), lent.code != 0 ? "refused as told" : "");
+	TH_ASSERT(pipe2(lease, O_CLOEXEC | O_NONBLOCK) == 0);
+	th_fd_close(&agent->lease);
+	agent->lease = lease[1];
+	fds[0] = lent_file(agent);
+	fds[1] = lease[0];
+	(void)fdmsg_send(
+		agent->sock, FDMSG_LENT, &lent, sizeof(lent), fds, bare ? 0 : FDMSG_LENT_FDS);
+	th_fd_close(&fds[0]);
+	th_fd_close(&fds[1]);
+}
+
 static void
 on_memory(struct fake_agent *agent)
 {
@@ -362,6 +401,9 @@ on_message(struct fake_agent *agent)
 	case FDMSG_GPU:
 		on_gpu(agent);
 		break;
+	case FDMSG_BORROW:
+		on_borrow(agent);
+		break;
 	case FDMSG_FORGET:
 		on_forget(agent);
 		break;
@@ -375,6 +417,7 @@ on_message(struct fake_agent *agent)
 	case FDMSG_SESSION:
 	case FDMSG_MEMORY_ID:
 	case FDMSG_CLOSED:
+	case FDMSG_LENT:
 	default:
 		fake_agent_hang_up(agent);
 		break;
@@ -723,6 +766,7 @@ fake_agent_start(struct fake_agent *agent)
 	agent->generation = 5;
 	agent->pidfd = -1;
 	agent->memory_fd = -1;
+	agent->lease = -1;
 	agent->dmabuf_fd = -1;
 	agent->sock = agent->bell_agent = agent->bell_worker = -1;
 	agent->lifeline[0] = agent->lifeline[1] = -1;
@@ -756,6 +800,7 @@ fake_agent_stop(struct fake_agent *agent)
 	for (int i = 0; i < FAKE_CONNECTIONS; i++)
 		th_fd_close(&agent->connections[i]);
 	th_fd_close(&agent->memory_fd);
+	th_fd_close(&agent->lease);
 	th_fd_close(&agent->dmabuf_fd);
 	th_fd_close(&agent->fds_listener);
 	th_fd_close(&agent->ipc_listener);

@@ -64,16 +64,24 @@ struct fake_agent {
 	const uint8_t *manifest, *attributes; /* what thc_get_manifest gets; NULL: not available */
 	size_t manifest_bytes, attributes_bytes, blob_part_bytes;
 	bool blob_damaged;
-	int pidfd;         /* sent with the session; -1: of this process */
-	bool no_gpus;      /* as an agent that knows nothing of them */
+	int pidfd;       /* sent with the session; -1: of this process */
+	bool no_gpus;    /* as an agent that knows nothing of them, nor of loans */
+	int borrow_code; /* of LENT */
+	bool borrow_silent;
+	bool lent_bare;      /* it comes without its descriptors */
+	uint64_t lent_bytes; /* of the file that is lent: byte i is i / 4 */
+	int lent_seals;
 	unsigned gpu_good; /* so many pieces of GPU memory are taken, then gpu_code comes */
 	int gpu_code, dmabuf_code;
 	unsigned last_dmabuf; /* as it has answered so many it is frozen; 0: never */
-	unsigned not_opened; /* so many registrations fail as of GPU memory that nobody opens */
+	unsigned not_opened;  /* so many registrations fail as of GPU memory that nobody opens */
 
 	/* What has happened. */
 	unsigned sessions, hang_ups, memories, forgets, closes, requests, submissions, cancels;
 	unsigned registers, unregisters, attribute_parts;
+	unsigned borrows;
+	struct fdmsg_borrow borrowed;
+	int lease; /* owns: of the last loan; -1 */
 	struct fdmsg_open opened;
 	struct fdmsg_memory memory;
 	int memory_fd; /* owns: of the last MEMORY but for dma-bufs; -1 */

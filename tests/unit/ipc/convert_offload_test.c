@@ -95,6 +95,36 @@ Test(convert_offload, golden__ready)
 	wire_event_is(&event, WIRE_BYTES("\x08\x03\xb2\x04\x02\x08\x02"));
 }
 
+Test(convert_offload, golden__borrow)
+{
+	struct ctl_request request;
+
+	memset(&request, 0, sizeof(request));
+	request.kind = CTL_BORROW;
+	strcpy(request.u.borrow.model, "m");
+	request.u.borrow.version.version = 7;
+	request.u.borrow.shard = 1;
+	request.u.borrow.held = true;
+	request.u.borrow.room = 100;
+	/* Field 80, length 13. */
+	wire_request_is(&request,
+		WIRE_BYTES("\x82\x05\x0d\x0a\x01m\x12\x02\x10\x07\x18\x01\x28\x01\x30\x64"));
+}
+
+Test(convert_offload, golden__borrow_refused)
+{
+	struct ctl_event event;
+
+	memset(&event, 0, sizeof(event));
+	event.kind = CTL_EV_BORROW_REFUSED;
+	event.number = 3;
+	strcpy(event.u.borrow_refused.model, "m");
+	event.u.borrow_refused.version.version = 7;
+	event.u.borrow_refused.code = -2;
+	/* Field 80, length 9. */
+	wire_event_is(&event, WIRE_BYTES("\x08\x03\x82\x05\x09\x0a\x01m\x12\x02\x10\x07\x20\x03"));
+}
+
 Test(convert_offload, golden__reserve)
 {
 	struct ctl_event event;
@@ -302,6 +332,42 @@ Test(convert_offload, ready__version_that_is_not_there__is_none)
 	cr_assert_eq(got.kind, CTL_EV_READY);
 	cr_assert_eq(got.u.ready.sid, 1);
 	cr_assert_eq(got.u.ready.version.version, TH_NO_VERSION);
+}
+
+Test(convert_offload, borrow__fields__are_checked)
+{
+	Tensorhub__V1__Borrow good, bad;
+	Tensorhub__V1__EvBorrowRefused refused, no;
+	Tensorhub__V1__Version version;
+	struct ctl_request got;
+
+	tensorhub__v1__version__init(&version);
+	tensorhub__v1__borrow__init(&good);
+	good.model = text_good;
+	good.version = &version;
+	cr_assert_eq(wire_take_request(TENSORHUB__V1__REQUEST__BODY_BORROW, &good, &got), 0);
+	bad = good, bad.model = text_empty;
+	cr_assert_eq(
+		wire_take_request(TENSORHUB__V1__REQUEST__BODY_BORROW, &bad, &got), TH_E_INVALID);
+	bad = good, bad.version = NULL;
+	cr_assert_eq(
+		wire_take_request(TENSORHUB__V1__REQUEST__BODY_BORROW, &bad, &got), TH_E_INVALID);
+	bad = good, bad.shard = TH_SHARDS_MAX;
+	cr_assert_eq(
+		wire_take_request(TENSORHUB__V1__REQUEST__BODY_BORROW, &bad, &got), TH_E_INVALID);
+	tensorhub__v1__ev_borrow_refused__init(&refused);
+	refused.model = text_good;
+	refused.version = &version;
+	refused.code = TH_E_LIMIT;
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_BORROW_REFUSED, &refused), 0);
+	no = refused, no.model = text_control;
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_BORROW_REFUSED, &no), TH_E_INVALID);
+	no = refused, no.version = NULL;
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_BORROW_REFUSED, &no), TH_E_INVALID);
+	no = refused, no.code = 0;
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_BORROW_REFUSED, &no), TH_E_INVALID);
+	no = refused, no.shard = TH_SHARDS_MAX;
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_BORROW_REFUSED, &no), TH_E_INVALID);
 }
 
 Test(convert_offload, rules__that_do_not_parse_or_of_no_model__are_refused)

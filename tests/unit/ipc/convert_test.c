@@ -13,7 +13,7 @@
 #include "ipc/proto/tensorhub.pb-c.h"
 #include "tests/support/rng.h"
 
-#define EVENT_KINDS 20u
+#define EVENT_KINDS 21u
 
 static const struct th_hash hash_a = {0x1122334455667788, 0x99aabbccddeeff00};
 static const struct th_hash hash_b = {1, 0};
@@ -130,6 +130,15 @@ Test(convert, request__sessions__come_back)
 	request.u.close.unreadable = true;
 	request.u.close.abandon = true;
 	request.u.close.timeout_ns = TH_FOREVER;
+	same_request(&request);
+
+	request = new_request(CTL_BORROW);
+	name_of(request.u.borrow.model, TH_NAME_MAX, 'm');
+	request.u.borrow.version = (struct th_version){7, UINT64_MAX - 1};
+	request.u.borrow.shard = TH_SHARDS_MAX - 1;
+	same_request(&request);
+	request.u.borrow.stop = request.u.borrow.held = true;
+	request.u.borrow.room = UINT64_MAX;
 	same_request(&request);
 
 	request = new_request(CTL_RESERVED);
@@ -340,7 +349,7 @@ all_events(struct ctl_event events[EVENT_KINDS])
 	uint32_t count = 0;
 
 	memset(events, 0, EVENT_KINDS * sizeof(*events));
-	for (int kind = CTL_EV_PLAN; kind <= CTL_EV_READY; kind++) {
+	for (int kind = CTL_EV_PLAN; kind <= CTL_EV_BORROW_REFUSED; kind++) {
 		events[count].kind = (enum ctl_event_kind)kind;
 		events[count].number = count + 1;
 		count++;
@@ -396,6 +405,11 @@ all_events(struct ctl_event events[EVENT_KINDS])
 	strcpy(events[18].u.rules.model, "m");
 	strcpy(events[18].u.rules.rules, "latest,7");
 	events[19].u.ready = (struct ctl_ev_ready){UINT64_MAX, {5, 6}};
+	name_of(events[20].u.borrow_refused.model, TH_NAME_MAX, 'm');
+	events[20].u.borrow_refused.version = (struct th_version){7, 8};
+	events[20].u.borrow_refused.shard = TH_SHARDS_MAX - 1;
+	events[20].u.borrow_refused.code = TH_E_LIMIT;
+	name_of(events[20].u.borrow_refused.text, TH_CTL_TEXT_BYTES - 1, 't');
 	return count;
 }
 

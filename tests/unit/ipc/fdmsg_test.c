@@ -147,6 +147,28 @@ Test(fdmsg, gpu_messages__sent__arrive_with_as_many_descriptors)
 	cr_assert_eq(open_fds(), before);
 }
 
+/* What is lent brings its file and its lease; a refusal brings neither. */
+Test(fdmsg, loans__sent__arrive_with_as_many_descriptors)
+{
+	const struct fdmsg_borrow borrow = {.token = 3, .shard = 1, .lineage = 4, .version = 5};
+	struct fdmsg_lent lent = {.token = 3, .bytes = 4096}, got;
+	const int fds[FDMSG_LENT_FDS] = {ends[0], ends[1]};
+
+	cr_assert_eq(fdmsg_send(ends[0], FDMSG_BORROW, &borrow, sizeof(borrow), NULL, 0), 0);
+	cr_assert_eq(fdmsg_recv(ends[1], &msg), 1);
+	cr_assert_eq(memcmp(msg.body, &borrow, sizeof(borrow)), 0);
+	for (uint32_t num_fds = 0; num_fds <= FDMSG_LENT_FDS; num_fds += FDMSG_LENT_FDS) {
+		cr_assert_eq(fdmsg_send(ends[1], FDMSG_LENT, &lent, sizeof(lent), fds, num_fds), 0);
+		cr_assert_eq(fdmsg_recv(ends[0], &msg), 1);
+		cr_assert_eq(msg.head.kind, FDMSG_LENT);
+		memcpy(&got, msg.body, sizeof(got));
+		cr_assert_eq(memcmp(&got, &lent, sizeof(got)), 0);
+		cr_assert_eq(msg.fds[0] >= 0, num_fds > 0);
+		cr_assert_eq(msg.fds[1] >= 0, num_fds > 0);
+		fdmsg_close_fds(&msg);
+	}
+}
+
 /* As many as a worker may send before it reads an answer: the agent never waits to answer them. */
 Test(fdmsg, ahead__all_answers_unread__fit_into_the_socket)
 {
@@ -179,7 +201,11 @@ Test(fdmsg, recv__malformed__is_eproto_and_closes_descriptors)
 	} bad[] = {
 		{{1, FDMSG_MEMORY, 1, sizeof(struct fdmsg_memory), 0}, whole, 1},
 		{{FDMSG_MAGIC, 0, 1, 0, 0}, sizeof(good), 1},
-		{{FDMSG_MAGIC, FDMSG_GPU + 1, 1, 0, 0}, sizeof(good), 1},
+		{{FDMSG_MAGIC, FDMSG_LENT + 1, 1, 0, 0}, sizeof(good), 1},
+		{{FDMSG_MAGIC, FDMSG_LENT, 3, sizeof(struct fdmsg_lent), 0},
+			sizeof(good) + sizeof(struct fdmsg_lent), 3},
+		{{FDMSG_MAGIC, FDMSG_BORROW, 1, sizeof(struct fdmsg_borrow), 0},
+			sizeof(good) + sizeof(struct fdmsg_borrow), 1},
 		{{FDMSG_MAGIC, FDMSG_GPU, 2, sizeof(struct fdmsg_gpu), 0},
 			sizeof(good) + sizeof(struct fdmsg_gpu), 2},
 		{{FDMSG_MAGIC, FDMSG_GPU, 0, sizeof(struct fdmsg_gpu), 0},

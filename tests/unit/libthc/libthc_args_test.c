@@ -414,6 +414,7 @@ Test(libthc_args, listings_and_questions__bad_arguments__are_named)
 {
 	struct thc_listing *listing = NULL;
 	struct thc_manifest *manifest = NULL;
+	const struct thc_manifest *lent = NULL, none = {0};
 	static char value[(64 << 10) + 1];
 
 	expect(thc_list(NULL, 0, SOON, &listing), THC_E_INVALID, "shard: ");
@@ -429,6 +430,17 @@ Test(libthc_args, listings_and_questions__bad_arguments__are_named)
 	expect(thc_get_manifest(shard, "1", 1024, SOON, &manifest), THC_E_INVALID, "of_shard: ");
 	expect(thc_get_manifest(shard, "1", 0, -2, &manifest), THC_E_INVALID, "timeout_ms: ");
 	expect(thc_get_manifest(shard, "1", 0, SOON, NULL), THC_E_INVALID, "ret_manifest: ");
+	expect(thc_borrow(NULL, "1", 0, 0, SOON, &lent), THC_E_INVALID, "shard: ");
+	expect(thc_borrow(shard, "x", 0, 0, SOON, &lent), THC_E_INVALID, "version: ");
+	expect(thc_borrow(shard, NULL, 0, 0, SOON, &lent), THC_E_INVALID, "version: ");
+	expect(thc_borrow(shard, "1", 1024, 0, SOON, &lent), THC_E_INVALID, "of_shard: ");
+	expect(thc_borrow(shard, "1", 0, THC_WHOLE, SOON, &lent), THC_E_INVALID,
+		"flags: THC_WHOLE");
+	expect(thc_borrow(shard, "1", 0, 4, SOON, &lent), THC_E_INVALID, "flags: ");
+	expect(thc_borrow(shard, "1", 0, 0, -2, &lent), THC_E_INVALID, "timeout_ms: ");
+	expect(thc_borrow(shard, "1", 0, 0, SOON, NULL), THC_E_INVALID, "ret_manifest: ");
+	expect(thc_return(NULL), THC_E_INVALID, "manifest: ");
+	expect(thc_return(&none), THC_E_INVALID, "manifest: ");
 	expect(thc_set_attribute(NULL, "a", "", 0), THC_E_INVALID, "shard: ");
 	expect(thc_set_attribute(shard, NULL, "", 0), THC_E_INVALID, "name: ");
 	expect(thc_set_attribute(shard, "", "", 0), THC_E_INVALID, "name: ");

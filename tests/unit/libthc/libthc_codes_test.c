@@ -67,6 +67,14 @@ call_get_manifest(void)
 }
 
 static int
+call_borrow(void)
+{
+	const struct thc_manifest *manifest = NULL;
+
+	return thc_borrow(shard, "latest", 0, 0, timeout_ms, &manifest);
+}
+
+static int
 list_with(uint32_t flags)
 {
 	struct thc_listing *listing = NULL;
@@ -141,6 +149,7 @@ static const struct {
 	{"resolve", call_resolve, HANDLE},
 	{"set_attribute", call_set_attribute, HANDLE},
 	{"get_manifest", call_get_manifest, HANDLE | DOCUMENT},
+	{"borrow", call_borrow, HANDLE | DOCUMENT},
 	{"list", call_list, HANDLE | DOCUMENT},
 	{"list of the group", call_list_group, HANDLE | OPERATION},
 	{"wait", call_wait, HANDLE | DOCUMENT},
@@ -447,6 +456,8 @@ Test(libthc_codes, documents__of_some_calls__more_codes)
 		{call_unregister, THC_E_DIRTY},
 		{call_get_manifest, THC_E_NOT_AVAILABLE},
 		{call_get_manifest, THC_E_CHECKSUM},
+		{call_borrow, THC_E_NOT_AVAILABLE},
+		{call_borrow, THC_E_CHECKSUM},
 		{call_op_listing, THC_E_NOT_AVAILABLE},
 	};
 

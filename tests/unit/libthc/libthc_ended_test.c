@@ -12,6 +12,7 @@ Test(libthc_ended, contract__every_call_but_close_says_so_and_the_event_comes_on
 	const struct thc_tensor tensor = {"w", memory, 24, THC_F32, THC_HOST, 2, {2, 3}, {0}, {0}};
 	struct thc_listing *listing = NULL;
 	struct thc_manifest *manifest = NULL;
+	const struct thc_manifest *lent = NULL;
 	struct thc_op *op = NULL;
 	uint64_t version;
 	char path[64];
@@ -39,6 +40,7 @@ Test(libthc_ended, contract__every_call_but_close_says_so_and_the_event_comes_on
 	cr_assert_eq(thc_list_submit(shard, THC_LIST_GROUP, SOON, &op), THC_E_CONTRACT);
 	cr_assert_eq(thc_set_attribute(shard, "a", "b", 1), THC_E_CONTRACT);
 	cr_assert_eq(thc_get_manifest(shard, "latest", 0, SOON, &manifest), THC_E_CONTRACT);
+	cr_assert_eq(thc_borrow(shard, "latest", 0, 0, SOON, &lent), THC_E_CONTRACT);
 	cr_assert_eq(thc_wait(shard, never, NULL, SOON), THC_E_CONTRACT);
 	cr_assert_eq(thc_memory_path(shard, "w", path, sizeof(path)), THC_E_CONTRACT);
 	cr_assert_eq(thc_register(shard, &tensor, 1, sizeof(tensor), SOON), THC_E_CONTRACT);

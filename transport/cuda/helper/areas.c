@@ -76,6 +76,9 @@ open_area(struct chore *chore)
 		return;
 	void *data = mmap(
 		NULL, area->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, area->fd, (off_t)area->at);
+	/* What is lent to processes of the host is only read from here on. */
+	if (data == MAP_FAILED && errno == EPERM)
+		data = mmap(NULL, area->bytes, PROT_READ, MAP_SHARED, area->fd, (off_t)area->at);
 	if (data == MAP_FAILED) {
 		fail_map(area, errno);
 		return;
