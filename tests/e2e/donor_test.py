@@ -112,9 +112,37 @@ def the_donor_is_unpublished_meanwhile():
         wait_for(lambda: not sessions(c), 60, "nothing is kept any more")
 
 
+def what_is_prefetched():
+    """The agent of a rollout brings each version while the rollout holds the one before: of 20 rows
+    one crosses the network."""
+    with cluster() as c:
+        for name in "ab":
+            c.agent(name)
+        w, r = joins(c, "trainer", "a"), joins(c, "rollout", "b", prefetch=True)
+        w.call("fill", seed=1)
+        w.call("publish", version=1)
+        assert r.call("replicate", version="1")["bytes_moved"] == SIZE
+        for version in range(2, 6):
+            w.call("unpublish")
+            change(w, version)
+            want = w.call("digest")
+            before = counters(c, "b")
+            w.call("publish", version=version)
+            wait_for(lambda: r.call("update")["updated"] == 1, 60, "it is whole here")
+            after = counters(c, "b")
+            assert after["bytes_in"] - before["bytes_in"] == CHUNK
+            assert after["bytes_donated"] - before["bytes_donated"] == SIZE - CHUNK
+            assert r.call("held") == [0, version] and r.call("digest") == want
+
+
 def sessions(c):
     return json.loads(c.thctl("-o", "json", "status", agent="b").stdout)["sessions"]
 
 
 if __name__ == "__main__":
-    main(what_changed_is_fetched, nothing_is_held, the_donor_is_unpublished_meanwhile)
+    main(
+        what_changed_is_fetched,
+        nothing_is_held,
+        the_donor_is_unpublished_meanwhile,
+        what_is_prefetched,
+    )
