@@ -15,6 +15,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "tests/support/rdma/fake_rdma.h"
@@ -40,8 +41,23 @@ int64_t rig_stage_idle_ns;
 
 #define PATIENCE_NS INT64_C(40000000000)
 #define GAP 3u /* bytes between two tensors */
+#define BLOCK 65536u
+#define PAGE 4096u
 
 /* ---- shards ------------------------------------------------------------------------------- */
+
+/* Random bytes; of a large tensor one block again and again, but each page begins with a number of
+ * its own, so no two are equal. To draw all of them is most of what a sanitized test would do. */
+static void
+fill_tensor(struct th_rng *rng, uint8_t *tensor, size_t bytes)
+{
+	th_rng_bytes(rng, tensor, th_min_size(bytes, BLOCK));
+	for (size_t at = BLOCK; at < bytes; at += PAGE) {
+		memcpy(tensor + at, tensor + at - BLOCK, th_min_size(bytes - at, PAGE));
+		uint64_t number = th_rng_u64(rng);
+		memcpy(tensor + at, &number, th_min_size(bytes - at, sizeof(number)));
+	}
+}
 
 void
 rig_shard_init(struct rig_shard *shard, const uint64_t *sizes, uint32_t count, uint64_t fill)
@@ -78,7 +94,7 @@ rig_shard_init(struct rig_shard *shard, const uint64_t *sizes, uint32_t count, u
 		struct th_rng rng;
 		th_rng_init_number(&rng, fill);
 		for (uint32_t i = 0; i < shard->manifest.num_rows; i++)
-			th_rng_bytes(
+			fill_tensor(
 				&rng, shard->tensors[i], (size_t)shard->manifest.rows[i].bytes);
 	}
 	rig_shard_put(shard);
