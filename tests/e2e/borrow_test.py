@@ -56,6 +56,9 @@ def many_processes_read_one_copy():
             assert r.finish(call) == [1, True]
         assert SIZE <= used(c, "a") < 2 * SIZE, used(c, "a")
         (copy,) = copies(c, "a")
+        told = status(c, "a")["loans"]
+        assert {loan["pid"] for loan in told} == {r.pid for r in workers}, told
+        assert {(loan["version"], loan["shard"]) for loan in told} == {(1, 0)}, told
         assert copy["version"] == 1, copy
         for r in workers:
             before = used(c, "a")

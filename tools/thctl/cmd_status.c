@@ -15,6 +15,38 @@
 #include "tools/thctl/status_tables.h"
 
 static void
+add_loans(struct document *document, const Tensorhub__V1__StatusReply *status)
+{
+	static const struct column columns[] = {
+		{"model", "BORROWED", false},
+		{"version", "VERSION", false},
+		{"shard", "SHARD", false},
+		{"pid", "PID", false},
+		{"bytes", "SIZE", false},
+		{"age", "AGE", false},
+		{"lineage", "LINEAGE", true},
+		{"uid", "UID", true},
+	};
+
+	document_table(document, "loans", columns, TH_ARRAY_LEN(columns));
+	for (size_t i = 0; i < status->n_loans; i++) {
+		const Tensorhub__V1__LoanInfo *loan = status->loans[i];
+		const Tensorhub__V1__Version *version = loan->version;
+		const struct value row[TH_ARRAY_LEN(columns)] = {
+			value_text(loan->model),
+			version ? value_number(version->version) : value_none(),
+			value_number(loan->shard),
+			loan->pid > 0 ? value_number((uint64_t)loan->pid) : value_none(),
+			value_bytes(loan->bytes),
+			value_duration(loan->age_ns),
+			version ? value_number(version->lineage) : value_none(),
+			value_number(loan->uid),
+		};
+		document_row(document, row);
+	}
+}
+
+static void
 add_sessions(struct document *document, const Tensorhub__V1__StatusReply *status)
 {
 	static const struct column columns[] = {
@@ -152,6 +184,7 @@ fill_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 	document_field(document, "offload_limit", all ? "offload limit" : NULL,
 		all ? value_bytes(status->offload_limit) : value_none());
 	add_sessions(document, status);
+	add_loans(document, status);
 	gpus_memory(document, status);
 	gpus_table(document, status->gpus);
 	rdma_tables(document, status->rdma);

@@ -14,6 +14,7 @@
 #include "daemon/host/move/shared_parts.h"
 #include "daemon/host/status/status_gpu.h"
 #include "daemon/host/worker/doc_channel.h"
+#include "daemon/host/worker/loans.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
@@ -441,15 +442,52 @@ print_transports(const struct host *host, char *ret_text, size_t size)
 
 /* What belongs to no worker in particular. */
 struct common {
-	struct status_rdma *rdma; /* owns */
-	struct status_gpu *gpus;  /* owns */
+	struct status_rdma *rdma;   /* owns */
+	struct status_gpu *gpus;    /* owns */
+	struct loan_storage *loans; /* owns */
 };
+
+struct loan_storage {
+	Tensorhub__V1__LoanInfo info;
+	Tensorhub__V1__Version version;
+	struct loan_info loan;
+};
+
+static struct loan_storage *
+fill_loans(const struct host *host, Tensorhub__V1__StatusReply *status)
+{
+	struct loan_info loan;
+	uint32_t count = 0;
+	while (loans_at(host, count, &loan))
+		count++;
+	struct loan_storage *storage = th_calloc(count + 1, sizeof(*storage));
+	status->loans = th_calloc(count + 1, sizeof(status->loans[0]));
+	status->n_loans = count;
+	for (uint32_t i = 0; i < count; i++) {
+		struct loan_storage *next = &storage[i];
+		Tensorhub__V1__LoanInfo *info = status->loans[i] = &next->info;
+		(void)loans_at(host, i, &next->loan);
+		tensorhub__v1__loan_info__init(info);
+		tensorhub__v1__version__init(&next->version);
+		next->version.lineage = next->loan.version.lineage;
+		next->version.version = next->loan.version.version;
+		info->model = next->loan.model;
+		info->version = &next->version;
+		info->shard = next->loan.shard;
+		info->bytes = next->loan.bytes;
+		info->pid = next->loan.pid;
+		info->uid = next->loan.uid;
+		info->age_ns = next->loan.age_ns;
+	}
+	return storage;
+}
 
 static void
 fill_common(struct host *host, Tensorhub__V1__StatusReply *status, struct common *ret_common)
 {
 	ret_common->rdma = status_rdma_new(host);
 	ret_common->gpus = status_gpu_new(host);
+	ret_common->loans = fill_loans(host, status);
 	status->rdma = status_rdma_info(ret_common->rdma);
 	status->gpus = status_gpu_info(ret_common->gpus);
 	for (struct host_session *session = host->sessions; session; session = session->hh.next)
@@ -467,6 +505,8 @@ free_common(Tensorhub__V1__StatusReply *status, const struct common *common)
 {
 	status_rdma_free(common->rdma);
 	status_gpu_free(common->gpus);
+	free(status->loans);
+	free(common->loans);
 	free(status->counters[0]);
 	free(status->counters);
 }

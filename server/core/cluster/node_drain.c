@@ -379,7 +379,7 @@ look_at_loans(struct look *look, const struct part *part)
 	snprintf(blocker->text, sizeof(blocker->text),
 		"shard %u of version %" PRIu64
 		" of %.100s is lent to processes of this node: this ends when they return it "
-		"or end; the agent's log names them",
+		"or end; thctl status there names them",
 		part->shard, blocker->version.version, blocker->model);
 }
 
