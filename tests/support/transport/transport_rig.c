@@ -94,8 +94,7 @@ rig_shard_init(struct rig_shard *shard, const uint64_t *sizes, uint32_t count, u
 		struct th_rng rng;
 		th_rng_init_number(&rng, fill);
 		for (uint32_t i = 0; i < shard->manifest.num_rows; i++)
-			fill_tensor(
-				&rng, shard->tensors[i], (size_t)shard->manifest.rows[i].bytes);
+			fill_tensor(&rng, shard->tensors[i], (size_t)shard->manifest.rows[i].bytes);
 	}
 	rig_shard_put(shard);
 	free(rows);
