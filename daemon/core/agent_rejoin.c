@@ -110,7 +110,7 @@ agent_rejoin_say(const struct session *session, struct ctl_rejoin *rejoin)
 	if (rejoin->registered)
 		rejoin->reg = session->reg;
 	rejoin->next_op_seq = ac_call_waits(call) ? call->op_seq : session->next_op_seq;
-	rejoin->held.version = rejoin->version.version = TH_NO_VERSION;
+	rejoin->held.version = rejoin->version.version = rejoin->go.version = TH_NO_VERSION;
 	say_held(session, rejoin);
 	if (ac_call_went(call) && !ac_call_decided(call))
 		say_running(session, rejoin);
@@ -180,7 +180,7 @@ announce_gone(struct agent_core *agent, struct request_lane *lane, bool died)
 	rejoin->open = lane->open;
 	rejoin->gone = true;
 	rejoin->died = died;
-	rejoin->held.version = rejoin->version.version = TH_NO_VERSION;
+	rejoin->held.version = rejoin->version.version = rejoin->go.version = TH_NO_VERSION;
 	TH_MARK(rejoin_gone);
 }
 

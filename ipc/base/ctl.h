@@ -148,12 +148,13 @@ struct ctl_admin_reply {
 	uint64_t server_inc;
 	/*
 	 * DRAIN, UNDRAIN: "active", "draining", "empty" (draining, and nothing is waited for).
-	 * EVICT: "there" (look), "moving", "evicted", "gone". EVENTS: empty. Static text.
+	 * EVICT: "there" (look), "moving", "evicted", "gone". GO: "said". EVENTS: empty. Static
+	 * text.
 	 */
 	const char *state;
 	char text[TH_CTL_TEXT_BYTES];        /* in a sentence */
 	uint64_t group;                      /* EVICT: which one */
-	uint32_t members, legs_in, legs_out; /* of the node, or of the replica */
+	uint32_t members, legs_in, legs_out; /* of the node, or of the replica; GO: followers */
 	uint32_t num_blockers;               /* in all */
 	uint32_t num_told;                   /* of the blockers, these are given */
 	const struct ctl_blocker *blockers;
@@ -162,6 +163,7 @@ struct ctl_admin_reply {
 	uint64_t last_event;               /* number of the newest that there is */
 	uint32_t num_events;
 	const struct ctl_log_entry *events; /* ascending */
+	struct th_version go;               /* GO: the model's mark now; none: it has none */
 };
 
 /* ---- operations ------------------------------------------------------------------------------ */
@@ -172,6 +174,7 @@ enum ctl_op_kind { /* operations of a group, counted together by op_seq */
 	CTL_OP_REPLICATE,
 	CTL_OP_UPDATE,
 	CTL_OP_LIST,
+	CTL_OP_FOLLOW, /* spec: "latest", or empty: no more */
 };
 
 /* As it stands in sentences, logs and listings; "?": none of these. */
@@ -184,9 +187,31 @@ ctl_op_name(uint32_t kind)
 		[CTL_OP_REPLICATE] = "replicate",
 		[CTL_OP_UPDATE] = "update",
 		[CTL_OP_LIST] = "list",
+		[CTL_OP_FOLLOW] = "follow",
 	};
 
-	return kind >= CTL_OP_PUBLISH && kind <= CTL_OP_LIST ? names[kind] : "?";
+	return kind >= CTL_OP_PUBLISH && kind <= CTL_OP_FOLLOW ? names[kind] : "?";
+}
+
+/* It names no version. */
+static inline bool
+ctl_op_unnamed(uint32_t kind)
+{
+	return kind == CTL_OP_UNPUBLISH || kind == CTL_OP_LIST || kind == CTL_OP_FOLLOW;
+}
+
+/*
+ * An update that the server begins by itself, of a group that follows, is none of those that the
+ * members count: no OP is sent for it. Its op_seq has this bit, and with it the gen of what it
+ * brings. It is given up for whatever a member calls before GO, and what is called later waits at
+ * the member's agent for its OUTCOME.
+ */
+#define CTL_OP_AUTOMATIC (UINT64_C(1) << 63)
+
+static inline bool
+ctl_op_automatic(uint64_t op_seq)
+{
+	return (op_seq & CTL_OP_AUTOMATIC) != 0;
 }
 
 /* ---- requests ---------------------------------------------------------------------------- */
@@ -414,6 +439,7 @@ enum ctl_admin_verb {
 	CTL_ADMIN_UNDRAIN,
 	CTL_ADMIN_EVICT,  /* a replica: its group is broken, its members open again */
 	CTL_ADMIN_EVENTS, /* what has happened after the event `after` */
+	CTL_ADMIN_GO,     /* groups that follow the model may take its versions up to this one */
 };
 
 struct ctl_admin {
@@ -425,6 +451,7 @@ struct ctl_admin {
 	bool force;     /* EVICT: also where the last copy of a retained version is lost */
 	uint64_t group; /* EVICT: only this one, as an answer has said; 0: the one there is now */
 	uint64_t after; /* EVENTS: their number */
+	char spec[TH_SPEC_MAX + 1]; /* GO: the version */
 	char from[TH_NAME_MAX + 1]; /* who asks, for the log of events; may be empty */
 };
 
@@ -495,6 +522,12 @@ struct ctl_rejoin {
 	bool leg_stops;  /* the leg was told to give way to another */
 	uint64_t source_sid, source_gen;
 	struct th_hash announced; /* of what it reads, as GO or REROUTE has said; or none */
+
+	char follows[TH_SPEC_MAX + 1]; /* as FOLLOW has said; empty: it follows nothing */
+	struct th_version go;          /* the model's mark, as GO_MARK has said; none: it did not */
+	uint64_t automatic_waits;      /* an automatic operation that had no GO here; 0: none */
+	/* How the last automatic operation has ended; op_seq 0: none has, or it is not known. */
+	struct ctl_known_outcome automatic;
 
 	uint32_t num_outcomes; /* ascending by op_seq, at most TH_OUTCOMES_MAX */
 	const struct ctl_known_outcome *outcomes;
@@ -578,6 +611,7 @@ enum ctl_event_kind {
 	CTL_EV_RULES,   /* to who has a member of the model: what all retain of it */
 	CTL_EV_READY,   /* what update would install without the network, or that it is gone */
 	CTL_EV_BORROW_REFUSED, /* to who sent BORROW: it will not be there */
+	CTL_EV_GO_MARK,        /* to who has a member that follows: the model's mark */
 };
 
 struct ctl_grant { /* one shard from one source: a leg */
@@ -719,6 +753,15 @@ struct ctl_ev_borrow_refused {
 	char text[TH_CTL_TEXT_BYTES];
 };
 
+/*
+ * Up to which version the groups that follow may go. Their agents say it to the next server. Only
+ * to an agent with a member that has called FOLLOW, for an older one does not know this event.
+ */
+struct ctl_ev_go_mark {
+	char model[TH_NAME_MAX + 1];
+	struct th_version version;
+};
+
 struct ctl_event {
 	enum ctl_event_kind kind;
 	uint64_t number; /* 1, 2, ... per agent */
@@ -740,6 +783,7 @@ struct ctl_event {
 		struct ctl_ev_rules rules;
 		struct ctl_ev_ready ready;
 		struct ctl_ev_borrow_refused borrow_refused;
+		struct ctl_ev_go_mark go_mark;
 	} u;
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * convert_admin - what operators ask and are told: drain, evict, events. Pure.
+ * convert_admin - what operators ask and are told: drain, evict, events, go. Pure.
  */
 #include <errno.h>
 
@@ -23,6 +23,7 @@ convert_out_admin(struct convert_arena *arena, const struct ctl_admin *admin)
 	message->group = admin->group;
 	message->after = admin->after;
 	message->from = convert_out_text(admin->from);
+	message->spec = convert_out_text(admin->spec);
 	return message;
 }
 
@@ -34,13 +35,17 @@ convert_in_admin(
 	bool of_replica = message->verb == CTL_ADMIN_EVICT;
 
 	in->message = "ADMIN";
-	convert_in_check(in, message->verb >= CTL_ADMIN_DRAIN && message->verb <= CTL_ADMIN_EVENTS,
-		"verb", "is not drain, undrain, evict or events");
+	convert_in_check(in, message->verb >= CTL_ADMIN_DRAIN && message->verb <= CTL_ADMIN_GO,
+		"verb", "is not drain, undrain, evict, events or go");
 	if (of_node)
 		convert_in_name(in, "node", message->node, TH_NAME_MAX, ret_admin->node);
 	if (of_replica) {
 		convert_in_name(in, "model", message->model, TH_NAME_MAX, ret_admin->model);
 		convert_in_name(in, "replica", message->replica, TH_NAME_MAX, ret_admin->replica);
+	}
+	if (message->verb == CTL_ADMIN_GO) {
+		convert_in_name(in, "model", message->model, TH_NAME_MAX, ret_admin->model);
+		convert_in_spec(in, message->spec, true, ret_admin->spec);
 	}
 	convert_in_name_or_empty(in, "from", message->from, TH_NAME_MAX, ret_admin->from);
 	ret_admin->verb = message->verb;
@@ -56,7 +61,7 @@ convert_in_admin(
 size_t
 convert_admin_messages(const struct ctl_admin_reply *reply)
 {
-	return 2 + 2 * (size_t)reply->num_told + (size_t)reply->num_events;
+	return 3 + 2 * (size_t)reply->num_told + (size_t)reply->num_events;
 }
 
 static Tensorhub__V1__Blocker *
@@ -112,6 +117,7 @@ convert_out_admin_reply(struct convert_arena *arena, const struct ctl_admin_repl
 	message->num_lost = reply->num_lost;
 	message->lost_text = convert_out_text(reply->lost_text);
 	message->last_event = reply->last_event;
+	message->go = convert_out_version(arena, reply->go);
 	message->n_events = reply->num_events;
 	message->events = convert_pointers(arena, reply->num_events);
 	for (uint32_t i = 0; i < reply->num_events; i++)
@@ -196,5 +202,6 @@ convert_in_admin_reply(struct convert_in *in, const Tensorhub__V1__AdminReply *m
 	ret_reply->num_lost = message->num_lost;
 	convert_in_sentence(message->lost_text, sizeof(ret_reply->lost_text), ret_reply->lost_text);
 	ret_reply->last_event = message->last_event;
+	convert_in_version(message->go, &ret_reply->go);
 	in_entries(in, message, ret_reply);
 }

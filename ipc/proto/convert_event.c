@@ -201,6 +201,7 @@ convert_out_event(struct convert_arena *arena, const struct ctl_event *event)
 	case CTL_EV_RULES:
 	case CTL_EV_READY:
 	case CTL_EV_BORROW_REFUSED:
+	case CTL_EV_GO_MARK:
 		convert_out_offload_event(arena, event, message);
 		break;
 	}

@@ -199,8 +199,8 @@ convert_in_version(const Tensorhub__V1__Version *version, struct th_version *ret
 void
 convert_in_page(struct convert_in *in, const Tensorhub__V1__Page *page, struct ctl_page *ret_page)
 {
-	*ret_page = page == NULL ? (struct ctl_page){0}
-				 : (struct ctl_page){page->snapshot, page->next};
+	*ret_page =
+		page == NULL ? (struct ctl_page){0} : (struct ctl_page){page->snapshot, page->next};
 	convert_in_check(in, ret_page->snapshot != 0 || ret_page->next == 0, "page",
 		"goes on with no snapshot");
 }
@@ -216,7 +216,7 @@ void
 convert_in_op_kind(struct convert_in *in, uint32_t kind, uint32_t *ret_kind)
 {
 	convert_in_check(
-		in, kind >= CTL_OP_PUBLISH && kind <= CTL_OP_LIST, "kind", "is not an operation");
+		in, kind >= CTL_OP_PUBLISH && kind <= CTL_OP_FOLLOW, "kind", "is not an operation");
 	*ret_kind = kind;
 }
 

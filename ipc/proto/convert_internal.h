@@ -28,7 +28,7 @@ void *convert_message(struct convert_arena *arena, const ProtobufCMessageDescrip
 void *convert_pointers(struct convert_arena *arena, size_t count);
 
 /* What one message of any type needs, with its padding and its place in an array. */
-#define CONVERT_BYTES_PER_MESSAGE 200u
+#define CONVERT_BYTES_PER_MESSAGE 208u
 
 TH_MUST_USE int convert_pack(
 	const ProtobufCMessage *message, uint8_t **ret_data, size_t *ret_bytes);
@@ -112,7 +112,7 @@ void convert_in_register(
 void convert_in_rejoin(
 	struct convert_in *in, const Tensorhub__V1__Rejoin *body, struct ctl_rejoin *ret_rejoin);
 
-/* RESERVE, RELEASE, CLOSE_REFUSED, PING, AT_RISK, RULES, READY: convert_offload.c */
+/* RESERVE, RELEASE, CLOSE_REFUSED, PING, AT_RISK, RULES, READY, GO_MARK: convert_offload.c */
 void convert_out_offload_event(
 	struct convert_arena *arena, const struct ctl_event *event, Tensorhub__V1__Event *message);
 bool convert_in_offload_event(

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * convert_offload - the messages of copies in agents' memory and of retention: RESERVE, RESERVED,
- * RELEASE, CLOSE_REFUSED, AT_RISK, RULES, READY, BORROW, BORROW_REFUSED, and the rules in an OPEN.
- * Pure.
+ * RELEASE, CLOSE_REFUSED, AT_RISK, RULES, READY, BORROW, BORROW_REFUSED, GO_MARK, and the rules in
+ * an OPEN. Pure.
  */
 #include <string.h>
 
@@ -111,6 +111,11 @@ convert_out_offload_event(
 	} else if (event->kind == CTL_EV_BORROW_REFUSED) {
 		message->body_case = EVENT(BORROW_REFUSED);
 		message->borrow_refused = out_borrow_refused(arena, &event->u.borrow_refused);
+	} else if (event->kind == CTL_EV_GO_MARK) {
+		message->body_case = EVENT(GO_MARK);
+		message->go_mark = convert_message(arena, &tensorhub__v1__ev_go_mark__descriptor);
+		message->go_mark->model = convert_out_text(event->u.go_mark.model);
+		message->go_mark->version = convert_out_version(arena, event->u.go_mark.version);
 	} else {
 		message->body_case = EVENT(CLOSE_REFUSED);
 		message->close_refused =
@@ -266,6 +271,15 @@ convert_in_offload_event(
 	case EVENT(BORROW_REFUSED):
 		ret_event->kind = CTL_EV_BORROW_REFUSED;
 		in_borrow_refused(in, message->borrow_refused, &ret_event->u.borrow_refused);
+		return true;
+	case EVENT(GO_MARK):
+		ret_event->kind = CTL_EV_GO_MARK;
+		in->message = "GO_MARK";
+		convert_in_name(in, "model", message->go_mark->model, TH_NAME_MAX,
+			ret_event->u.go_mark.model);
+		convert_in_version(message->go_mark->version, &ret_event->u.go_mark.version);
+		convert_in_check(in, !th_version_none(ret_event->u.go_mark.version), "version",
+			"is missing");
 		return true;
 	default:
 		return false;

@@ -80,6 +80,23 @@ convert_rejoin_out_outcome(struct convert_arena *arena, const struct ctl_known_o
 	return body;
 }
 
+static Tensorhub__V1__Following *
+out_following(struct convert_arena *arena, const struct ctl_rejoin *rejoin)
+{
+	Tensorhub__V1__Following *body;
+
+	if (rejoin->follows[0] == '\0' && th_version_none(rejoin->go) &&
+		rejoin->automatic_waits == 0 && rejoin->automatic.op_seq == 0)
+		return NULL;
+	body = convert_message(arena, &tensorhub__v1__following__descriptor);
+	body->spec = convert_out_text(rejoin->follows);
+	body->go = convert_out_version(arena, rejoin->go);
+	body->waits = rejoin->automatic_waits;
+	if (rejoin->automatic.op_seq != 0)
+		body->ended = convert_rejoin_out_outcome(arena, &rejoin->automatic);
+	return body;
+}
+
 Tensorhub__V1__Rejoin *
 convert_out_rejoin(struct convert_arena *arena, const struct ctl_rejoin *rejoin)
 {
@@ -106,6 +123,7 @@ convert_out_rejoin(struct convert_arena *arena, const struct ctl_rejoin *rejoin)
 	body->outcomes = convert_pointers(arena, rejoin->num_outcomes);
 	for (uint32_t i = 0; i < rejoin->num_outcomes; i++)
 		body->outcomes[i] = convert_rejoin_out_outcome(arena, &rejoin->outcomes[i]);
+	body->following = out_following(arena, rejoin);
 	return body;
 }
 
@@ -170,7 +188,7 @@ static void
 convert_rejoin_in_outcome(struct convert_in *in, const Tensorhub__V1__KnownOutcome *body,
 	struct ctl_known_outcome *ret_outcome)
 {
-	bool named = body->kind != CTL_OP_UNPUBLISH && body->kind != CTL_OP_LIST;
+	bool named = !ctl_op_unnamed(body->kind);
 
 	ret_outcome->op_seq = body->op_seq;
 	ret_outcome->flags = body->flags;
@@ -205,6 +223,23 @@ in_outcomes(struct convert_in *in, const Tensorhub__V1__Rejoin *body, struct ctl
 	ret_rejoin->outcomes = outcomes;
 }
 
+/* What the server has begun by itself has numbers of its own. */
+static void
+in_following(
+	struct convert_in *in, const Tensorhub__V1__Following *body, struct ctl_rejoin *ret_rejoin)
+{
+	convert_in_spec(in, body->spec, false, ret_rejoin->follows);
+	convert_in_version(body->go, &ret_rejoin->go);
+	convert_in_check(in, body->waits == 0 || ctl_op_automatic(body->waits), "waits",
+		"is a number of a member's");
+	ret_rejoin->automatic_waits = body->waits;
+	if (body->ended == NULL)
+		return;
+	convert_rejoin_in_outcome(in, body->ended, &ret_rejoin->automatic);
+	convert_in_check(
+		in, ctl_op_automatic(body->ended->op_seq), "ended", "has a number of a member's");
+}
+
 void
 convert_in_rejoin(
 	struct convert_in *in, const Tensorhub__V1__Rejoin *body, struct ctl_rejoin *ret_rejoin)
@@ -237,4 +272,7 @@ convert_in_rejoin(
 	if (body->running != NULL)
 		in_running(in, body->running, ret_rejoin);
 	in_outcomes(in, body, ret_rejoin);
+	ret_rejoin->go.version = TH_NO_VERSION;
+	if (body->following != NULL)
+		in_following(in, body->following, ret_rejoin);
 }

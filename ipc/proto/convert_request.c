@@ -311,7 +311,7 @@ ctl_request_pack(const struct ctl_request *request, uint8_t **ret_data, size_t *
 	} else if (request->kind == CTL_REJOIN) {
 		if (request->u.rejoin.num_outcomes > TH_OUTCOMES_MAX)
 			return TH_E_LIMIT;
-		messages += 10 + 2 * (size_t)request->u.rejoin.num_outcomes;
+		messages += 14 + 2 * (size_t)request->u.rejoin.num_outcomes;
 	}
 	rc = convert_reserve(&arena, messages * CONVERT_BYTES_PER_MESSAGE);
 	if (rc != 0)
@@ -404,7 +404,7 @@ in_beat(struct convert_in *in, const Tensorhub__V1__Beat *body, struct ctl_beat 
 static void
 in_op(struct convert_in *in, const Tensorhub__V1__Op *body, struct ctl_op *ret_op)
 {
-	bool named = body->kind != CTL_OP_UNPUBLISH && body->kind != CTL_OP_LIST;
+	bool named = !ctl_op_unnamed(body->kind);
 
 	in->message = "OP";
 	convert_in_op_kind(in, body->kind, &ret_op->kind);

@@ -111,6 +111,7 @@ rejoin(struct bench *b, uint32_t number, bool reads)
 		.next_op_seq = 2,
 		.held = {.version = TH_NO_VERSION},
 		.version = {.version = TH_NO_VERSION},
+		.go = {.version = TH_NO_VERSION},
 	};
 	snprintf(said->open.replica, sizeof(said->open.replica), "replica-%u", number);
 	if (!reads || number == TRAINER) {

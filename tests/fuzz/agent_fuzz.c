@@ -236,7 +236,9 @@ fill_event(struct input *input, struct ctl_event *event)
 	/* By a byte of its own: what an input of the corpus means stays. */
 	uint8_t kind = input_byte(input);
 	*event = (struct ctl_event){.kind = CTL_EV_BORROW_REFUSED};
-	if (kind != UINT8_MAX)
+	if (kind == UINT8_MAX - 1)
+		event->kind = CTL_EV_GO_MARK;
+	else if (kind != UINT8_MAX)
 		event->kind = (enum ctl_event_kind)(CTL_EV_PLAN + kind % CTL_EV_READY);
 	switch ((int)event->kind) {
 	case CTL_EV_PLAN:
@@ -338,6 +340,10 @@ fill_event(struct input *input, struct ctl_event *event)
 				.code = byte & 2 ? TH_E_LIMIT : TH_E_NOT_AVAILABLE};
 		fill_text(input, event->u.borrow_refused.model,
 			sizeof(event->u.borrow_refused.model), "m");
+		break;
+	case CTL_EV_GO_MARK:
+		fill_text(input, event->u.go_mark.model, sizeof(event->u.go_mark.model), "m");
+		event->u.go_mark.version = (struct th_version){0, byte & 3u};
 		break;
 	case CTL_EV_NODE:
 		event->u.node.draining = byte & 1;

@@ -243,7 +243,7 @@ fill_admin(struct input *input, struct ctl_admin *admin)
 {
 	uint8_t byte = input_byte(input);
 
-	admin->verb = CTL_ADMIN_DRAIN + byte % 4u;
+	admin->verb = CTL_ADMIN_DRAIN + byte % 5u;
 	admin->look = byte & 4;
 	admin->leaving = byte & 8;
 	admin->force = byte & 16;
@@ -253,6 +253,9 @@ fill_admin(struct input *input, struct ctl_admin *admin)
 		admin->group = byte & 32 ? pool_pick(&groups, input) : 0;
 	} else if (admin->verb == CTL_ADMIN_EVENTS) {
 		admin->after = input_number(input);
+	} else if (admin->verb == CTL_ADMIN_GO) {
+		fill_name(input, 'm', admin->model);
+		fill_spec(input, admin->spec);
 	} else {
 		fill_name(input, 'n', admin->node);
 	}
@@ -302,6 +305,20 @@ fill_rejoin(struct input *input, struct ctl_rejoin *rejoin, struct ctl_known_out
 		rejoin->num_outcomes = 1;
 		rejoin->outcomes = outcome;
 	}
+	byte = input_byte(input);
+	snprintf(rejoin->follows, sizeof(rejoin->follows), "%s", byte & 1 ? "latest" : "");
+	rejoin->go = (struct th_version){0, byte & 2 ? byte >> 2 & 3u : TH_NO_VERSION};
+	if ((byte & 16) != 0)
+		rejoin->automatic_waits = CTL_OP_AUTOMATIC | (byte >> 5);
+	if ((byte & 16) == 0 && (byte >> 5) != 0)
+		rejoin->automatic =
+			(struct ctl_known_outcome){.op_seq = CTL_OP_AUTOMATIC | (byte >> 5),
+				.kind = CTL_OP_UPDATE,
+				.updated = byte & 64,
+				.went = byte & 128,
+				.version = rejoin->go};
+	if (rejoin->went && (byte & 12) == 12)
+		rejoin->op_seq = CTL_OP_AUTOMATIC | (byte >> 5);
 }
 
 static void

@@ -458,6 +458,7 @@ await_the_others(struct group *group)
 			.next_op_seq = 1,
 			.held = {.version = TH_NO_VERSION},
 			.version = {.version = TH_NO_VERSION},
+			.go = {.version = TH_NO_VERSION},
 		};
 		rejoin_keep(member, &said);
 	}

@@ -82,6 +82,7 @@ former_shard(const char *replica, uint32_t shard, uint32_t num_shards)
 		.next_op_seq = 1,
 		.held = {.version = TH_NO_VERSION},
 		.version = {.version = TH_NO_VERSION},
+		.go = {.version = TH_NO_VERSION},
 	};
 
 	snprintf(said.open.replica, sizeof(said.open.replica), "%s", replica);

@@ -300,6 +300,7 @@ world_event_sid(const struct ctl_event *event)
 	case CTL_EV_NODE:
 	case CTL_EV_PING:
 	case CTL_EV_RULES:
+	case CTL_EV_GO_MARK:
 		return 0;
 	}
 	return 0;

@@ -44,6 +44,10 @@ Test(convert_admin, every_verb__comes_back)
 	request = new_request(CTL_ADMIN_EVENTS);
 	request.u.admin.after = UINT64_MAX;
 	wire_request_same(&request);
+	request = new_request(CTL_ADMIN_GO);
+	wire_name(request.u.admin.model, TH_NAME_MAX, 'm');
+	strcpy(request.u.admin.spec, "latest-18446744073709551615");
+	wire_request_same(&request);
 }
 
 Test(convert_admin, attach__brings_the_state_of_the_node)
@@ -95,6 +99,18 @@ Test(convert_admin, golden__drain)
 	wire_request_is(&request, WIRE_BYTES("\x92\x03\x08\x08\x01\x12\x02h1\x28\x01"));
 }
 
+Test(convert_admin, golden__go)
+{
+	struct ctl_request request = new_request(CTL_ADMIN_GO);
+
+	request.request_no = 0;
+	strcpy(request.u.admin.model, "m");
+	strcpy(request.u.admin.spec, "17");
+	/* Field 50, length 9. */
+	wire_request_is(&request, WIRE_BYTES("\x92\x03\x09\x08\x05\x1a\x01m\x5a\x02"
+					     "17"));
+}
+
 Test(convert_admin, reply__comes_back)
 {
 	static struct ctl_blocker blockers[CTL_BLOCKERS_MAX];
@@ -139,6 +155,7 @@ Test(convert_admin, reply__comes_back)
 		.num_lost = 7,
 		.lost_text = "version 1 of m is lost",
 		.last_event = UINT64_MAX,
+		.go = {3, 9},
 		.num_events = CTL_LOG_ENTRIES_MAX,
 		.events = events,
 	};
@@ -160,6 +177,8 @@ Test(convert_admin, reply__comes_back)
 	cr_assert_eq(admin->num_lost, 7);
 	cr_assert_str_eq(admin->lost_text, "version 1 of m is lost");
 	cr_assert_eq(admin->last_event, UINT64_MAX);
+	cr_assert_eq(admin->go.lineage, 3);
+	cr_assert_eq(admin->go.version, 9);
 	cr_assert_eq(admin->num_events, CTL_LOG_ENTRIES_MAX);
 	for (uint32_t i = 0; i < admin->num_told; i++) {
 		cr_assert_str_eq(admin->blockers[i].kind, blockers[i].kind);
@@ -193,7 +212,8 @@ take(Tensorhub__V1__Admin *admin)
 	return wire_take_request(TENSORHUB__V1__REQUEST__BODY_ADMIN, admin, &got);
 }
 
-static char good[] = "good", bad_control[] = "a\nb", bad_bytes[] = "a\xff", empty[] = "";
+static char good[] = "good", version[] = "17", bad_control[] = "a\nb", bad_bytes[] = "a\xff",
+	    empty[] = "";
 static char too_long[TH_NAME_MAX + 2];
 static char *const bad[] = {bad_control, bad_bytes, too_long};
 
@@ -204,7 +224,7 @@ Test(convert_admin, verbs_and_names__are_refused)
 	wire_name(too_long, TH_NAME_MAX + 1, 'n');
 	tensorhub__v1__admin__init(&admin);
 	cr_assert_eq(take(&admin), TH_E_INVALID, "verb 0");
-	admin.verb = CTL_ADMIN_EVENTS + 1;
+	admin.verb = CTL_ADMIN_GO + 1;
 	cr_assert_eq(take(&admin), TH_E_INVALID, "a verb of tomorrow");
 	admin.verb = UINT32_MAX;
 	cr_assert_eq(take(&admin), TH_E_INVALID);
@@ -236,6 +256,14 @@ Test(convert_admin, verbs_and_names__are_refused)
 		cr_assert_eq(take(&admin), TH_E_INVALID);
 		admin.from = empty;
 	}
+	admin.verb = CTL_ADMIN_GO;
+	cr_assert_eq(take(&admin), TH_E_INVALID, "a version is needed");
+	admin.spec = good;
+	cr_assert_eq(take(&admin), TH_E_INVALID, "it is no version");
+	admin.spec = version;
+	cr_assert_eq(take(&admin), 0);
+	admin.model = empty;
+	cr_assert_eq(take(&admin), TH_E_INVALID, "a model is needed");
 }
 
 static int

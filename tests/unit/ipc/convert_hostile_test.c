@@ -171,7 +171,7 @@ Test(convert_hostile, operations__are_refused)
 	cr_assert_eq(take(&message), 0);
 	op.kind = 0;
 	cr_assert_eq(take(&message), TH_E_INVALID);
-	op.kind = CTL_OP_LIST + 1;
+	op.kind = CTL_OP_FOLLOW + 1;
 	cr_assert_eq(take(&message), TH_E_INVALID);
 	op.kind = UINT32_MAX;
 	cr_assert_eq(take(&message), TH_E_INVALID);

@@ -125,6 +125,19 @@ Test(convert_offload, golden__borrow_refused)
 	wire_event_is(&event, WIRE_BYTES("\x08\x03\x82\x05\x09\x0a\x01m\x12\x02\x10\x07\x20\x03"));
 }
 
+Test(convert_offload, golden__go_mark)
+{
+	struct ctl_event event;
+
+	memset(&event, 0, sizeof(event));
+	event.kind = CTL_EV_GO_MARK;
+	event.number = 3;
+	strcpy(event.u.go_mark.model, "m");
+	event.u.go_mark.version = (struct th_version){0, 7};
+	/* Field 71, length 7. */
+	wire_event_is(&event, WIRE_BYTES("\x08\x03\xba\x04\x07\x0a\x01m\x12\x02\x10\x07"));
+}
+
 Test(convert_offload, golden__reserve)
 {
 	struct ctl_event event;
@@ -368,6 +381,23 @@ Test(convert_offload, borrow__fields__are_checked)
 	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_BORROW_REFUSED, &no), TH_E_INVALID);
 	no = refused, no.shard = TH_SHARDS_MAX;
 	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_BORROW_REFUSED, &no), TH_E_INVALID);
+}
+
+Test(convert_offload, go_mark__of_no_model_or_version__is_refused)
+{
+	Tensorhub__V1__EvGoMark mark;
+	Tensorhub__V1__Version version;
+
+	tensorhub__v1__ev_go_mark__init(&mark);
+	tensorhub__v1__version__init(&version);
+	mark.model = text_good;
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_GO_MARK, &mark), TH_E_INVALID);
+	mark.version = &version;
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_GO_MARK, &mark), 0);
+	mark.model = text_empty;
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_GO_MARK, &mark), TH_E_INVALID);
+	mark.model = text_control;
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_GO_MARK, &mark), TH_E_INVALID);
 }
 
 Test(convert_offload, rules__that_do_not_parse_or_of_no_model__are_refused)

@@ -37,6 +37,7 @@ rejoin_of(uint64_t sid)
 	rejoin->open.num_shards = 1;
 	rejoin->next_op_seq = 1;
 	rejoin->held.version = rejoin->version.version = TH_NO_VERSION;
+	rejoin->go.version = TH_NO_VERSION;
 	return request;
 }
 
@@ -130,6 +131,26 @@ Test(convert_rejoin, running__comes_back)
 	same(&request);
 }
 
+Test(convert_rejoin, following__comes_back)
+{
+	struct ctl_request request = rejoin_of(1);
+	struct ctl_rejoin *rejoin = &request.u.rejoin;
+
+	strcpy(rejoin->follows, "latest");
+	same(&request);
+	rejoin->go = (struct th_version){1, 0};
+	same(&request);
+	rejoin->automatic_waits = CTL_OP_AUTOMATIC | 5;
+	same(&request);
+	rejoin->automatic = (struct ctl_known_outcome){.op_seq = CTL_OP_AUTOMATIC,
+		.kind = CTL_OP_UPDATE,
+		.spec = "7",
+		.updated = true,
+		.went = true,
+		.version = {1, 7}};
+	same(&request);
+}
+
 Test(convert_rejoin, the_longest_there_can_be__comes_back)
 {
 	struct ctl_known_outcome outcomes[TH_OUTCOMES_MAX];
@@ -140,9 +161,9 @@ Test(convert_rejoin, the_longest_there_can_be__comes_back)
 	for (uint32_t i = 0; i < TH_OUTCOMES_MAX; i++) {
 		struct ctl_known_outcome *outcome = &outcomes[i];
 		outcome->op_seq = UINT64_MAX - TH_OUTCOMES_MAX + i;
-		outcome->kind = CTL_OP_PUBLISH + i % (CTL_OP_LIST - CTL_OP_PUBLISH + 1);
+		outcome->kind = CTL_OP_PUBLISH + i % (CTL_OP_FOLLOW - CTL_OP_PUBLISH + 1);
 		outcome->flags = i;
-		if (outcome->kind != CTL_OP_UNPUBLISH && outcome->kind != CTL_OP_LIST)
+		if (!ctl_op_unnamed(outcome->kind))
 			strcpy(outcome->spec, "latest-18446744073709551615");
 		outcome->code = i % 3 == 0 ? TH_E_TIMEOUT : 0;
 		outcome->updated = i % 2 == 0;
@@ -165,10 +186,31 @@ Test(convert_rejoin, the_longest_there_can_be__comes_back)
 	rejoin->reg.layout = rejoin->reg.manifest = (struct th_hash){UINT64_MAX, UINT64_MAX};
 	rejoin->num_outcomes = TH_OUTCOMES_MAX;
 	rejoin->outcomes = outcomes;
+	strcpy(rejoin->follows, "latest-18446744073709551615");
+	rejoin->go = (struct th_version){UINT64_MAX, UINT64_MAX - 1};
+	rejoin->automatic_waits = UINT64_MAX;
+	rejoin->automatic = outcomes[0];
+	rejoin->automatic.op_seq = UINT64_MAX;
 	same(&request);
 }
 
 /* ---- bytes, written down by hand from the .proto --------------------------------------------- */
+
+Test(convert_rejoin, golden__following)
+{
+	struct ctl_request request = rejoin_of(1);
+	struct ctl_rejoin *rejoin = &request.u.rejoin;
+
+	rejoin->automatic_waits = CTL_OP_AUTOMATIC;
+	strcpy(rejoin->follows, "7");
+	rejoin->go = (struct th_version){0, 7};
+	/* Field 45, length 37; of following, field 17, length 18. */
+	wire_request_is(&request, WIRE_BYTES("\xea\x02\x25\x08\x01\x10\x02"
+					     "\x1a\x08\x0a\x01m\x12\x01r\x28\x01\x38\x01"
+					     "\x8a\x01\x12\x0a\x01"
+					     "7\x12\x02\x10\x07\x18"
+					     "\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01"));
+}
 
 Test(convert_rejoin, golden__rejoined)
 {
@@ -362,7 +404,7 @@ take_running(const Tensorhub__V1__RunningOp *running)
 Test(convert_rejoin_hostile, running__is_checked)
 {
 	static const uint32_t kinds[] = {
-		0, CTL_OP_PUBLISH, CTL_OP_UNPUBLISH, CTL_OP_LIST, CTL_OP_LIST + 1, UINT32_MAX};
+		0, CTL_OP_PUBLISH, CTL_OP_UNPUBLISH, CTL_OP_LIST, CTL_OP_FOLLOW, UINT32_MAX};
 	static char *const specs[] = {text_empty, text_no_spec, text_control, text_bytes};
 	Tensorhub__V1__RunningOp running = running_good;
 
@@ -393,10 +435,41 @@ take_outcomes(Tensorhub__V1__KnownOutcome *first, size_t count)
 	return take();
 }
 
+static int
+take_following(Tensorhub__V1__Following *following)
+{
+	bad.following = following;
+	return take();
+}
+
+Test(convert_rejoin_hostile, following__is_checked)
+{
+	static char *const specs[] = {text_no_spec, text_control, text_bytes};
+	Tensorhub__V1__KnownOutcome outcome = outcome_good;
+	Tensorhub__V1__Following following;
+
+	tensorhub__v1__following__init(&following);
+	for (size_t i = 0; i < TH_ARRAY_LEN(specs); i++) {
+		following.spec = specs[i];
+		cr_assert_eq(take_following(&following), TH_E_INVALID, "%s", specs[i]);
+	}
+	following.spec = text_empty;
+	following.waits = CTL_OP_AUTOMATIC - 1;
+	cr_assert_eq(take_following(&following), TH_E_INVALID);
+	following.waits = CTL_OP_AUTOMATIC;
+	cr_assert_eq(take_following(&following), 0);
+	following.ended = &outcome;
+	cr_assert_eq(take_following(&following), TH_E_INVALID, "a number of a member's");
+	outcome.op_seq = CTL_OP_AUTOMATIC;
+	cr_assert_eq(take_following(&following), 0);
+	outcome.kind = CTL_OP_FOLLOW + 1;
+	cr_assert_eq(take_following(&following), TH_E_INVALID);
+}
+
 Test(convert_rejoin_hostile, outcomes__are_checked)
 {
 	static const int32_t codes[] = {1, INT32_MAX, INT32_MIN};
-	static const uint32_t kinds[] = {0, CTL_OP_LIST + 1, UINT32_MAX};
+	static const uint32_t kinds[] = {0, CTL_OP_FOLLOW + 1, UINT32_MAX};
 	Tensorhub__V1__KnownOutcome outcome = outcome_good;
 
 	cr_assert_eq(take_outcomes(&outcome, 1), 0);

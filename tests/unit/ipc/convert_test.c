@@ -13,7 +13,7 @@
 #include "ipc/proto/tensorhub.pb-c.h"
 #include "tests/support/rng.h"
 
-#define EVENT_KINDS 21u
+#define EVENT_KINDS 22u
 
 static const struct th_hash hash_a = {0x1122334455667788, 0x99aabbccddeeff00};
 static const struct th_hash hash_b = {1, 0};
@@ -349,7 +349,7 @@ all_events(struct ctl_event events[EVENT_KINDS])
 	uint32_t count = 0;
 
 	memset(events, 0, EVENT_KINDS * sizeof(*events));
-	for (int kind = CTL_EV_PLAN; kind <= CTL_EV_BORROW_REFUSED; kind++) {
+	for (int kind = CTL_EV_PLAN; kind <= CTL_EV_GO_MARK; kind++) {
 		events[count].kind = (enum ctl_event_kind)kind;
 		events[count].number = count + 1;
 		count++;
@@ -410,6 +410,8 @@ all_events(struct ctl_event events[EVENT_KINDS])
 	events[20].u.borrow_refused.shard = TH_SHARDS_MAX - 1;
 	events[20].u.borrow_refused.code = TH_E_LIMIT;
 	name_of(events[20].u.borrow_refused.text, TH_CTL_TEXT_BYTES - 1, 't');
+	name_of(events[21].u.go_mark.model, TH_NAME_MAX, 'm');
+	events[21].u.go_mark.version = (struct th_version){UINT64_MAX, 6};
 	return count;
 }
 

@@ -605,7 +605,7 @@ replica_comes_back(const char *replica, uint64_t sid, uint64_t content, bool pub
 	rejoin->held = (struct th_version){.lineage = 1, .version = 1};
 	rejoin->gen = 1;
 	rejoin->content = (struct th_hash){.lo = content, .hi = 1};
-	rejoin->version.version = TH_NO_VERSION;
+	rejoin->version.version = rejoin->go.version = TH_NO_VERSION;
 	cr_assert_eq(world_request(&w, m.agent, &request), 0, "%s", w.reply.text);
 	return m;
 }

@@ -47,7 +47,7 @@ rejoin_of(const char *replica, uint32_t shard, uint32_t num_shards, uint64_t gro
 	said->held = (struct th_version){.lineage = 1, .version = 7};
 	said->gen = 1;
 	said->content = (struct th_hash){.lo = 5, .hi = 1};
-	said->version.version = TH_NO_VERSION;
+	said->version.version = said->go.version = TH_NO_VERSION;
 	return request;
 }
 
