@@ -23,6 +23,7 @@
 #include "server/core/model/copy.h"
 #include "server/core/model/group.h"
 #include "server/core/model/model.h"
+#include "server/core/op/follow.h"
 #include "server/core/op/op.h"
 #include "server/core/refsrv_state.h"
 #include "server/core/rejoin/rejoin.h"
@@ -258,6 +259,7 @@ settle_model(struct refsrv *server, struct model *model)
 	{
 		group_settle(server, group);
 	}
+	follow_settle(server, model);
 	retain_settle(server, model);
 	model_release(server, model);
 }

@@ -249,8 +249,10 @@ struct model { /* owned by server.models; freed when nothing refers to it */
 	struct group *busy; /* those with an open operation, or broken: by busy_prev/busy_next */
 	uint32_t num_rejoining; /* groups that a former life knew, and that are not live yet */
 	uint32_t num_unbuilt;   /* groups whose members are all there: they wait for a source */
-	int64_t warm_ns;        /* it is warming, until then; 0: it is not */
-	int64_t warm_end_ns;    /* it is not warm any more after that; 0: it has not been yet */
+	uint32_t num_following;
+	struct th_version go; /* followers may take versions up to this one; none: no go yet */
+	int64_t warm_ns;      /* it is warming, until then; 0: it is not */
+	int64_t warm_end_ns;  /* it is not warm any more after that; 0: it has not been yet */
 	struct watch *watches;
 	struct retention retention;
 	uint64_t generation; /* of the listing */
@@ -417,6 +419,13 @@ struct fetching { /* what its hosts bring before it asks: see fetch.h; part of s
 	uint32_t given_up;               /* in a row, because a newer one was there */
 };
 
+struct following { /* see follow.h; part of struct group */
+	bool follows;
+	struct th_version target; /* it tries to take this one, or has                    */
+	int64_t pause_ns;         /* after the last failure                               */
+	int64_t retry_ns;         /* not again before                                     */
+};
+
 struct group {                /* owned by model.groups */
 	struct replica *same; /* the other incarnations */
 	struct model *model;
@@ -432,12 +441,14 @@ struct group {                /* owned by model.groups */
 	char *broken_why;        /* owns: a sentence; NULL: not broken */
 	struct member **members; /* owns the array; by shard, NULL: not there */
 	struct op *ops;          /* ascending op_seq */
+	struct op *automatic;    /* owns; the last that the server has begun by itself   */
 	struct copy *copy;       /* what it holds or fills */
 	struct th_retain retain; /* its members' rules                              */
 	struct claim *claim;     /* borrows; NULL: no rules, or a member has closed */
 	bool claim_closing;      /* counted in claim.num_closing                    */
 	uint32_t num_closing;    /* members                                         */
 	struct fetching fetch;
+	struct following follow;
 	uint64_t reservation;    /* members are agents' own sessions; 0: workers'   */
 	struct offload *offload; /* borrows; NULL: workers', or no longer wanted    */
 	bool rejoining;          /* known to a former server life; operations are held  */

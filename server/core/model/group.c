@@ -22,6 +22,7 @@
 #include "server/core/model/content.h"
 #include "server/core/model/copy.h"
 #include "server/core/model/model.h"
+#include "server/core/op/follow.h"
 #include "server/core/op/op.h"
 #include "server/core/rejoin/rejoin.h"
 #include "server/core/retain/at_risk.h"
@@ -170,6 +171,8 @@ group_open_op(const struct group *group)
 {
 	struct op *last = group->ops == NULL ? NULL : group->ops->prev;
 
+	if (group->automatic != NULL && group->automatic->state != OP_DONE)
+		return group->automatic;
 	return last == NULL || last->state == OP_DONE ? NULL : last;
 }
 
@@ -272,6 +275,7 @@ group_new(struct refsrv *server, struct model *model, const struct ctl_open *ope
 	group->state = GROUP_FORMING;
 	group->members = th_calloc(group->num_shards, sizeof(struct member *));
 	group->fetch.ready.version = group->fetch.failed.version = TH_NO_VERSION;
+	group->follow.target.version = TH_NO_VERSION;
 	DL_APPEND(model->groups, group);
 	name_group(model, group);
 	group_launch_new(group, open);
@@ -457,6 +461,10 @@ idle_check(const struct member *member, const char *what, struct th_err *err)
 			"shard %u of replica %s held or filled a version when the reference server "
 			"was lost: unpublish it before you %s",
 			member->shard, group->replica, what);
+	if (group->follow.follows)
+		return th_fail(err, TH_E_STATE,
+			"shard %u of replica %s follows the versions of %s: end that before you %s",
+			member->shard, group->replica, group->model->name, what);
 	if (op != NULL && op->members[member->shard].arrived)
 		return th_fail(err, TH_E_STATE,
 			"shard %u of replica %s has an operation open: wait for it before you %s",
@@ -581,6 +589,7 @@ break_group(struct refsrv *server, struct group *group, int code, enum event_sev
 	if (group->state == GROUP_BROKEN)
 		return;
 	group->state = GROUP_BROKEN;
+	follow_set(group, false);
 	group_busy(group);
 	group->broken_code = code;
 	group->closed_in_order = severity == EVENT_INFO;
@@ -757,6 +766,8 @@ group_settle(struct refsrv *server, struct group *group)
 		server->num_formed_again--;
 	while (group->ops != NULL)
 		op_free(server, group->ops);
+	if (group->automatic != NULL)
+		op_free(server, group->automatic);
 	group_idle(group);
 	DL_DELETE(group->model->groups, group);
 	unname_group(group->model, group);

@@ -46,7 +46,7 @@ int group_open_check(struct refsrv *server, const struct agent *agent, const str
 struct member *member_new(struct refsrv *server, struct agent *agent, struct group *group,
 	const struct ctl_open *open, uint64_t sid);
 
-/* The only operation that is not decided; NULL: none. */
+/* The only operation that is not decided, of the members or automatic; NULL: none. */
 struct op *group_open_op(const struct group *group);
 /* The oldest incarnation of this replica, the others by same_next; NULL: there is none. */
 struct group *group_first(const struct model *model, const char *replica);

@@ -43,6 +43,7 @@ model_acquire(struct refsrv *server, const char *name)
 	model->generation = TH_PLANT(generation_begins_anew) ? 1 : server->generation;
 	model->revision = ++server->revision;
 	model->quiet_ns = INT64_MIN;
+	model->go.version = TH_NO_VERSION;
 	model->retention.model = model;
 	model->retention.shrink_ns = INT64_MAX;
 	HASH_ADD_STR(server->models, name, model);

@@ -16,11 +16,13 @@
 #include "ipc/base/state.h"
 #include "ipc/base/utf8.h"
 #include "server/core/cluster/agent.h"
+#include "server/core/cluster/epoch.h"
 #include "server/core/model/blob.h"
 #include "server/core/model/content.h"
 #include "server/core/model/copy.h"
 #include "server/core/model/group.h"
 #include "server/core/model/model.h"
+#include "server/core/op/follow.h"
 #include "server/core/rejoin/rejoin.h"
 #include "server/core/retain/last_copy.h"
 #include "server/core/route/leg.h"
@@ -53,7 +55,7 @@ op_enter(struct op *op, enum op_state state, const char *why)
 static const char *
 op_do_describe(uint32_t kind, const char *spec, uint32_t flags, char *buffer, size_t bytes)
 {
-	bool named = kind == CTL_OP_PUBLISH || kind == CTL_OP_REPLICATE || kind == CTL_OP_UPDATE;
+	bool named = spec[0] != '\0' && kind != CTL_OP_UNPUBLISH && kind != CTL_OP_LIST;
 
 	snprintf(buffer, bytes, flags != 0 ? "%s%s%s (flags 0x%x)" : "%s%s%s", ctl_op_name(kind),
 		named ? " of " : "", named ? spec : "", flags);
@@ -114,6 +116,8 @@ op_decide(struct refsrv *server, struct op *op)
 	}
 	if (group->copy != NULL)
 		last_copy_end(group->copy);
+	if (ctl_op_automatic(op->seq))
+		follow_decided(server, op);
 	model_dirty(group->model);
 }
 
@@ -154,7 +158,10 @@ op_free(struct refsrv *server, struct op *op)
 		blob_release(server, op->attributes[i]);
 	snapshot_let_go(server, op->snapshot);
 	timer_stop(server, &op->timer);
-	DL_DELETE(group->ops, op);
+	if (ctl_op_automatic(op->seq))
+		group->automatic = NULL;
+	else
+		DL_DELETE(group->ops, op);
 	free(op->attributes);
 	free(op->members);
 	free(op->blames);
@@ -177,8 +184,10 @@ op_group_broken(struct refsrv *server, struct op *op)
 struct op *
 op_find(const struct group *group, uint64_t seq)
 {
-	struct op *op;
+	struct op *op = group->automatic;
 
+	if (op != NULL && op->seq == seq)
+		return op;
 	DL_FOREACH(group->ops, op)
 	{
 		if (op->seq == seq)
@@ -200,7 +209,7 @@ trim(struct refsrv *server, struct group *group)
 static bool
 too_far_ahead(const struct group *group, uint64_t seq)
 {
-	return seq > group_slowest(group) + OP_WINDOW;
+	return !ctl_op_automatic(seq) && seq > group_slowest(group) + OP_WINDOW;
 }
 
 static struct op *
@@ -222,7 +231,10 @@ op_new(struct refsrv *server, struct member *member, const struct ctl_op *reques
 		op->attributes = th_calloc(group->num_shards, sizeof(*op->attributes));
 	op->version.version = TH_NO_VERSION;
 	op_enter(op, too_far_ahead(group, op->seq) ? OP_HELD : OP_GATHER, "called");
-	DL_APPEND(group->ops, op);
+	if (ctl_op_automatic(op->seq))
+		group->automatic = op;
+	else
+		DL_APPEND(group->ops, op);
 	group_busy(group);
 	timer_at(server, &op->timer, TIMER_OP, op->deadline_ns);
 	return op;
@@ -252,6 +264,9 @@ dispatch_arrival(struct refsrv *server, struct op *op, struct member *member)
 		break;
 	case CTL_OP_LIST:
 		op_list_arrive(server, op, member);
+		break;
+	case CTL_OP_FOLLOW:
+		follow_arrive(server, op, member);
 		break;
 	default:
 		op_replicate_arrive(server, op, member);
@@ -349,7 +364,7 @@ request_check(const struct member *member, const struct ctl_op *request, struct 
 {
 	const struct op *open = group_open_op(member->group);
 
-	if (request->kind < CTL_OP_PUBLISH || request->kind > CTL_OP_LIST ||
+	if (request->kind < CTL_OP_PUBLISH || request->kind > CTL_OP_FOLLOW ||
 		memchr(request->spec, '\0', sizeof(request->spec)) == NULL)
 		return th_fail(err, TH_E_INVALID,
 			"shard %u of replica %s asks for an operation of unknown kind %u",
@@ -359,7 +374,8 @@ request_check(const struct member *member, const struct ctl_op *request, struct 
 			"shard %u of replica %s calls operation %" PRIu64 ", its next is %" PRIu64,
 			member->shard, member->group->replica, request->op_seq,
 			member->next_op_seq);
-	if (open != NULL && open->members[member->shard].arrived)
+	if (open != NULL && open != member->group->automatic &&
+		open->members[member->shard].arrived)
 		return th_fail(err, TH_E_STATE,
 			"shard %u of replica %s calls an operation while operation %" PRIu64
 			" is open: wait for its outcome",
@@ -396,6 +412,8 @@ op_request(struct refsrv *server, struct agent *agent, const struct ctl_op *requ
 	if (op != NULL && request->op_seq + 1 == member->next_op_seq && same_call(op, request))
 		return 0; /* Asked again under another number: its outcome comes once. */
 	int rc = request_check(member, request, err);
+	if (rc == 0 && group->state != GROUP_BROKEN)
+		rc = follow_gives_way(server, group, err);
 	if (rc != 0)
 		return rc;
 	member->next_op_seq++;
@@ -418,6 +436,9 @@ op_request(struct refsrv *server, struct agent *agent, const struct ctl_op *requ
 		op->members[member->shard].arrived = true;
 		op->num_arrived++;
 		op_tell(op, member);
+		/* All may stand before the same operation now, which a follower waits for. */
+		if (group->follow.follows)
+			model_dirty(group->model);
 	} else {
 		op_arrive(server, op, member, request);
 	}
@@ -426,19 +447,39 @@ op_request(struct refsrv *server, struct agent *agent, const struct ctl_op *requ
 	return 0;
 }
 
+/* The server itself calls it for all members. */
+static void
+begin_for_all(struct refsrv *server, struct group *group, struct ctl_op *request,
+	const struct version *version)
+{
+	request->timeout_ns = TH_FOREVER;
+	snprintf(request->spec, sizeof(request->spec), "%" PRIu64, version->id.version);
+	struct op *op = op_new(server, group->members[0], request);
+	for (uint32_t i = 0; i < group->num_shards; i++)
+		op->members[i].arrived = true;
+	op->num_arrived = group->num_shards;
+	op_replicate_begin(server, op, version);
+}
+
 void
 op_begin_offload(struct refsrv *server, struct group *group, const struct version *version)
 {
-	struct ctl_op request = {.op_seq = 1, .kind = CTL_OP_REPLICATE, .timeout_ns = TH_FOREVER};
+	struct ctl_op request = {.op_seq = 1, .kind = CTL_OP_REPLICATE};
 
-	snprintf(request.spec, sizeof(request.spec), "%" PRIu64, version->id.version);
-	struct op *op = op_new(server, group->members[0], &request);
-	for (uint32_t i = 0; i < group->num_shards; i++) {
+	for (uint32_t i = 0; i < group->num_shards; i++)
 		group->members[i]->next_op_seq = 2;
-		op->members[i].arrived = true;
-		op->num_arrived++;
-	}
-	op_replicate_begin(server, op, version);
+	begin_for_all(server, group, &request, version);
+}
+
+void
+op_begin_automatic(struct refsrv *server, struct group *group, const struct version *version)
+{
+	struct ctl_op request = {
+		.op_seq = CTL_OP_AUTOMATIC | epoch_next_id(server), .kind = CTL_OP_UPDATE};
+
+	if (group->automatic != NULL)
+		op_free(server, group->automatic);
+	begin_for_all(server, group, &request, version);
 }
 
 int

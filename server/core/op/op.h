@@ -40,6 +40,8 @@ bool op_goes_on(const struct op *op);
 void op_timers(struct refsrv *server, struct op *op);
 /* The first operation of an offload copy: the server itself calls it for all members. */
 void op_begin_offload(struct refsrv *server, struct group *group, const struct version *version);
+/* An update of a group that follows, outside the numbers of its members. */
+void op_begin_automatic(struct refsrv *server, struct group *group, const struct version *version);
 void op_replicate_begin(struct refsrv *server, struct op *op, const struct version *version);
 void op_group_broken(struct refsrv *server, struct op *op);
 /* unpublish: one more part is proven drained. */
@@ -83,7 +85,7 @@ void op_free(struct refsrv *server, struct op *op);
 struct op *op_find(const struct group *group, uint64_t seq);
 /* OUTCOME, unless it was told. */
 void op_tell(struct op *op, struct member *member);
-/* In its place among the others; nobody has arrived. */
+/* In its place among the others, or the automatic one; nobody has arrived. */
 struct op *op_known(struct refsrv *server, struct group *group, uint64_t seq, uint32_t kind,
 	uint32_t flags, const char *spec);
 /*

@@ -16,6 +16,7 @@
 #include "server/core/model/content.h"
 #include "server/core/model/copy.h"
 #include "server/core/model/model.h"
+#include "server/core/op/follow.h"
 #include "server/core/op/op.h"
 #include "server/core/retain/last_copy.h"
 #include "server/core/view/event_log.h"
@@ -92,6 +93,13 @@ op_publish_arrive(struct refsrv *server, struct op *op, struct member *member)
 			group->replica, group->copy->version->id.version, op->spec);
 		return;
 	}
+	if (group->follow.follows) {
+		op_fail(server, op, TH_E_STATE,
+			"replica %s follows the versions of %s, so its tensors are not its "
+			"workers' own: end that before version %s is published",
+			group->replica, group->model->name, op->spec);
+		return;
+	}
 	if (!member->registered) {
 		op_fail(server, op, TH_E_STATE,
 			"shard %u of replica %s publishes, but has registered no tensors: register "
@@ -150,6 +158,8 @@ op_drain_check(struct refsrv *server, struct op *op)
 	if (!copy_drained(copy))
 		return;
 	copy_free(server, copy);
+	/* Its workers have their tensors back, which nobody is to write any more. */
+	follow_set(op->group, false);
 	op_succeed(server, op, false);
 }
 

@@ -45,7 +45,10 @@ op_known(struct refsrv *server, struct group *group, uint64_t seq, uint32_t kind
 	memcpy(op->first_node, any_agent(group)->info.node, sizeof(op->first_node));
 	op->members = th_calloc(group->num_shards, sizeof(*op->members));
 	op->version.version = TH_NO_VERSION;
-	DL_INSERT_INORDER(group->ops, op, by_seq);
+	if (ctl_op_automatic(seq))
+		group->automatic = op;
+	else
+		DL_INSERT_INORDER(group->ops, op, by_seq);
 	return op;
 }
 

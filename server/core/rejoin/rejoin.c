@@ -29,6 +29,7 @@
 #include "server/core/model/copy.h"
 #include "server/core/model/group.h"
 #include "server/core/model/model.h"
+#include "server/core/op/follow.h"
 #include "server/core/op/op.h"
 #include "server/core/retain/retain.h"
 #include "server/core/retain/retain_notice.h"
@@ -695,14 +696,17 @@ static bool
 held_fits(const struct ctl_rejoin *said)
 {
 	return th_version_none(said->held) ||
-	       (said->registered && said->gen > 0 && said->gen < said->next_op_seq);
+	       (said->registered && said->gen > 0 &&
+		       (said->gen < said->next_op_seq || ctl_op_automatic(said->gen)));
 }
 
 static bool
 running_fits(const struct ctl_rejoin *said)
 {
-	return !said->went || (said->registered && th_version_none(said->held) &&
-				      said->op_seq > 0 && said->next_op_seq == said->op_seq + 1 &&
+	bool called = ctl_op_automatic(said->op_seq) ||
+		      (said->op_seq > 0 && said->next_op_seq == said->op_seq + 1);
+
+	return !said->went || (said->registered && th_version_none(said->held) && called &&
 				      said->chunks <= said->reg.num_chunks);
 }
 
@@ -726,8 +730,8 @@ said_check(const struct ctl_rejoin *said, struct th_err *err)
 			"shard %u of the offload copy of replica %s has nothing that can be gone "
 			"on with: release its memory",
 			said->open.shard, said->open.replica);
-	if (said->next_op_seq > 0 && registration && held_fits(said) && running_fits(said) &&
-		outcomes_fit(said))
+	if (said->next_op_seq > 0 && !ctl_op_automatic(said->next_op_seq) && registration &&
+		held_fits(said) && running_fits(said) && outcomes_fit(said))
 		return 0;
 	return th_fail(err, TH_E_INVALID,
 		"shard %u of replica %s says two things of itself that cannot both be true",
@@ -789,6 +793,8 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 			rejoin_break(server, group, "its members contradict each other");
 		return rc;
 	}
+	if (!th_version_none(said->go))
+		follow_go(model, said->go);
 	struct member *member = member_new(server, agent, group, &said->open, said->sid);
 	retain_notice_joined(server, member);
 	rejoin_keep(member, said);

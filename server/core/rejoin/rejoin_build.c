@@ -6,6 +6,10 @@
  * operation (next_op_seq). From the one that is furthest behind on, the outcomes that any of them
  * knows are put in a row, and what the group holds follows from what that member holds and from
  * these outcomes. Whoever is further must hold just that; whoever is behind will be told.
+ *
+ * An automatic operation (op/follow.h) has no place among those numbers, and needs none: it had its
+ * GO when all members stood before the same operation, and none of them has called that one since,
+ * but who knows how it has ended.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -22,6 +26,7 @@
 #include "server/core/model/copy.h"
 #include "server/core/model/group.h"
 #include "server/core/model/model.h"
+#include "server/core/op/follow.h"
 #include "server/core/op/op.h"
 #include "server/core/rejoin/rejoin.h"
 #include "server/core/retain/offload.h"
@@ -68,8 +73,19 @@ said(const struct built *b, uint32_t shard)
 static const struct ctl_known_outcome *
 known_outcome(const struct built *b, uint64_t seq)
 {
+	for (uint32_t i = 0; ctl_op_automatic(seq) && i < b->group->num_shards; i++) {
+		if (said(b, i)->automatic.op_seq == seq)
+			return &said(b, i)->automatic;
+	}
 	return seq >= b->base && seq - b->base < TH_ARRAY_LEN(b->known) ? b->known[seq - b->base]
 									: NULL;
+}
+
+/* The first numbered operation whose end it does not know. */
+static uint64_t
+stands_before(const struct ctl_rejoin *one)
+{
+	return one->went && !ctl_op_automatic(one->op_seq) ? one->op_seq : one->next_op_seq;
 }
 
 static void
@@ -78,7 +94,7 @@ find_range(struct built *b)
 	b->base = UINT64_MAX;
 	for (uint32_t i = 0; i < b->group->num_shards; i++) {
 		const struct ctl_rejoin *one = said(b, i);
-		b->base = th_min_u64(b->base, one->went ? one->op_seq : one->next_op_seq);
+		b->base = th_min_u64(b->base, stands_before(one));
 		b->top = th_max_u64(b->top, one->next_op_seq);
 	}
 	if (b->top - b->base > OP_WINDOW + 1)
@@ -125,12 +141,16 @@ find_running(struct built *b)
 	}
 	if (b->running == NULL)
 		return;
-	if (b->running->op_seq + 1 != b->top)
+	uint64_t before = stands_before(b->running);
+	bool automatic = ctl_op_automatic(b->running->op_seq);
+	if (b->running->next_op_seq != b->top)
 		contradiction(b, "an operation runs that a shard has left behind");
 	for (uint32_t i = 0; i < b->group->num_shards; i++) {
 		const struct ctl_rejoin *one = said(b, i);
 		/* Without GO it is before it, and will call it again; it was prepared. */
-		if (!one->went && (one->next_op_seq != b->running->op_seq || !one->registered))
+		if (!one->went &&
+			(one->next_op_seq != before || !one->registered ||
+				(automatic && one->automatic_waits != b->running->op_seq)))
 			contradiction(b, "a shard does not know of the operation that runs");
 	}
 }
@@ -172,6 +192,14 @@ find_held(struct built *b)
 {
 	b->held.version = TH_NO_VERSION;
 	b->gen = UINT64_MAX; /* nobody has said */
+	for (uint32_t i = 0; i < b->group->num_shards; i++) {
+		const struct ctl_rejoin *one = said(b, i);
+		const struct ctl_known_outcome *ended = one->went && ctl_op_automatic(one->op_seq)
+								? known_outcome(b, one->op_seq)
+								: NULL;
+		if (ended != NULL)
+			apply(b, ended);
+	}
 	for (uint64_t seq = b->base; seq <= b->top && b->why[0] == '\0'; seq++) {
 		bool runs = b->running != NULL && b->running->op_seq == seq;
 		check_holds(b, seq);
@@ -312,6 +340,10 @@ adopt_op(struct built *b)
 	op->version = b->running->version;
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		struct op_member *member = &op->members[i];
+		/* Nobody calls that one again. */
+		if (!said(b, i)->went && ctl_op_automatic(op->seq))
+			member->arrived = true;
+		op->num_arrived += member->arrived;
 		if (!said(b, i)->went)
 			continue;
 		op->num_arrived++;
@@ -389,6 +421,10 @@ build_running(struct built *b, struct content *content)
 		adopt_part(b, op, i);
 		all_done = all_done && copy->parts[i].done;
 	}
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		if (op->members[i].arrived && !op->members[i].planned)
+			op_replicate_arrive(server, op, group->members[i]);
+	}
 	TH_MARK(rejoin_op_adopted);
 	if (b->why[0] != '\0' || (cancelled && !all_went)) {
 		contradiction(b, "the operation that ran was being given up");
@@ -449,7 +485,11 @@ tell_waiting(struct built *b)
 	for (uint32_t i = 0; i < b->group->num_shards; i++) {
 		const struct ctl_rejoin *one = said(b, i);
 		struct member *member = b->group->members[i];
-		if (one->went && known_outcome(b, one->op_seq) != NULL) {
+		const struct ctl_known_outcome *known =
+			one->went ? known_outcome(b, one->op_seq) : NULL;
+		if (known != NULL && ctl_op_automatic(one->op_seq)) {
+			follow_tell(member, one->op_seq, known);
+		} else if (known != NULL) {
 			op_tell_known(b->group, one->op_seq, member);
 		} else if (!one->went && has_published(b, one)) {
 			TH_MARK(rejoin_publish_told_first);
@@ -480,6 +520,18 @@ build_over(struct built *b)
 	contradiction(b, "it was broken before that");
 }
 
+/* As the one says that knows most. */
+static void
+build_following(struct built *b)
+{
+	for (uint32_t i = 0; i < b->group->num_shards; i++) {
+		if (said(b, i)->next_op_seq != b->top)
+			continue;
+		follow_set(b->group, said(b, i)->follows[0] != '\0');
+		return;
+	}
+}
+
 bool
 rejoin_build(struct refsrv *server, struct group *group)
 {
@@ -500,6 +552,7 @@ rejoin_build(struct refsrv *server, struct group *group)
 			return false;
 	}
 	group->state = GROUP_LIVE;
+	build_following(&b);
 	if (group->over)
 		build_over(&b);
 	if (b.why[0] == '\0')

@@ -14,6 +14,7 @@
 #include "server/core/cluster/epoch.h"
 #include "server/core/model/copy.h"
 #include "server/core/model/group.h"
+#include "server/core/op/follow.h"
 #include "server/core/op/op.h"
 #include "server/core/rejoin/rejoin.h"
 #include "server/core/route/leg.h"
@@ -121,6 +122,18 @@ rejoin_drain_unbuilt(struct refsrv *server, struct member *member)
 	member->unbuilt_gen = 0;
 }
 
+/* It was PREPARED for an automatic operation, and had no GO: others may have had theirs. */
+static void
+end_automatic(const struct member *member, const struct ctl_rejoin *said)
+{
+	const struct op *op = op_find(member->group, said->automatic_waits);
+
+	if (said->automatic_waits == 0 || member->closed || (op != NULL && op->state != OP_DONE))
+		return;
+	TH_MARK(rejoin_automatic_is_over);
+	follow_tell(member, said->automatic_waits, NULL);
+}
+
 /*
  * It says that it holds what is not on record here: its group broke before that, or has given it up
  * in an operation whose end it has not heard; or others have had the GO of the one that runs, and
@@ -154,6 +167,7 @@ rejoin_goes_on(struct refsrv *server, struct member *member)
 	look_for_unbuilt(server, member, &rejoin->said);
 	if (rejoin->said.went && !member->closed && member->group->state == GROUP_BROKEN)
 		rejoin_hold_tell_broken(member, &rejoin->said);
+	end_automatic(member, &rejoin->said);
 	if (rejoin->asked && !member->closed) {
 		if (op_request(server, member->agent, &rejoin->op, &err) != 0)
 			rejoin_break(server, member->group,

@@ -364,6 +364,18 @@ fetch_update(const struct group *group, struct version *version, const char **re
 	return NULL;
 }
 
+struct version *
+fetch_follow(struct refsrv *server, const struct group *group, struct version *version)
+{
+	const char *reason;
+	struct version *found = fetch_update(group, version, &reason);
+
+	/* A newer one is brought, for which nobody has said go: this one never will be. */
+	if (found == NULL && th_version_compare(followed_by(server, group), version->id) != 0)
+		return version;
+	return found;
+}
+
 /* ---- going on ------------------------------------------------------------------------------- */
 
 /* Some group follows this very version, and takes it from there. */

@@ -39,5 +39,8 @@ bool fetch_gives_room(struct refsrv *server, const struct agent *agent);
  */
 struct version *fetch_update(
 	const struct group *group, struct version *version, const char **ret_reason);
+/* The same for a group that takes versions by itself (op/follow.h). */
+struct version *fetch_follow(
+	struct refsrv *server, const struct group *group, struct version *version);
 
 #endif

@@ -15,6 +15,7 @@
 #include "server/core/model/copy.h"
 #include "server/core/model/group.h"
 #include "server/core/model/model.h"
+#include "server/core/op/follow.h"
 #include "server/core/view/event_log.h"
 
 /* ---- nodes ---------------------------------------------------------------------------------- */
@@ -140,6 +141,27 @@ evict(struct refsrv *server, const struct ctl_admin *admin, struct ctl_admin_rep
 	return 0;
 }
 
+/* ---- followers ------------------------------------------------------------------------------ */
+
+static int
+go(struct refsrv *server, const struct ctl_admin *admin, struct ctl_admin_reply *ret_reply,
+	struct th_err *err)
+{
+	int rc = follow_go_named(server, admin, &ret_reply->go, err);
+
+	if (rc != 0)
+		return rc;
+	uint32_t following = model_find(server, admin->model)->num_following;
+	snprintf(ret_reply->text, sizeof(ret_reply->text),
+		"followers of %.200s may take its versions up to %" PRIu64
+		"; %u replica%s follow%s",
+		admin->model, ret_reply->go.version, following, following == 1 ? "" : "s",
+		following == 1 ? "s" : "");
+	ret_reply->state = "said";
+	ret_reply->members = following;
+	return 0;
+}
+
 /* ---- events --------------------------------------------------------------------------------- */
 
 static void
@@ -176,7 +198,8 @@ names_check(const struct ctl_admin *admin, struct th_err *err)
 	if ((of_node && !th_name_valid(admin->node, TH_NAME_MAX)) ||
 		(admin->verb == CTL_ADMIN_EVICT &&
 			(!th_name_valid(admin->model, TH_NAME_MAX) ||
-				!th_name_valid(admin->replica, TH_NAME_MAX))))
+				!th_name_valid(admin->replica, TH_NAME_MAX))) ||
+		(admin->verb == CTL_ADMIN_GO && !th_name_valid(admin->model, TH_NAME_MAX)))
 		return th_fail(err, TH_E_INVALID,
 			"the name of a node, model or replica is not 1 to %d bytes of UTF-8 "
 			"without control characters",
@@ -188,7 +211,9 @@ int
 admin_request(struct refsrv *server, const struct ctl_admin *admin,
 	struct ctl_admin_reply *ret_reply, struct th_err *err)
 {
-	struct ctl_admin_reply reply = {.server_inc = server->config.server_inc, .state = ""};
+	struct ctl_admin_reply reply = {.server_inc = server->config.server_inc,
+		.state = "",
+		.go = {.version = TH_NO_VERSION}};
 	int rc = names_check(admin, err);
 
 	if (rc != 0)
@@ -205,6 +230,9 @@ admin_request(struct refsrv *server, const struct ctl_admin *admin,
 		break;
 	case CTL_ADMIN_EVENTS:
 		events(server, admin->after, &reply);
+		break;
+	case CTL_ADMIN_GO:
+		rc = go(server, admin, &reply, err);
 		break;
 	default:
 		rc = th_fail(err, TH_E_INVALID,

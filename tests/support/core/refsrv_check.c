@@ -179,6 +179,14 @@ check_group(const struct refsrv *server, const struct group *group)
 		TH_ASSERT(op == last || op->state == OP_DONE);
 		check_op(group, op);
 	}
+	op = group->automatic;
+	if (op != NULL) {
+		TH_ASSERT(op->group == group && ctl_op_automatic(op->seq));
+		TH_ASSERT(op->kind == CTL_OP_UPDATE && op->num_arrived == group->num_shards);
+		/* It is open alone: what members call ends it, or waits at their agents. */
+		TH_ASSERT(op->state == OP_DONE || last == NULL || last->state == OP_DONE);
+		check_op(group, op);
+	}
 	op = group_open_op(group);
 	TH_ASSERT(op == NULL || group->state != GROUP_BROKEN || op->state == OP_ABORTING);
 	if (group->copy != NULL && group->copy->draining && group->state != GROUP_BROKEN)
@@ -204,7 +212,7 @@ static void
 check_lists(const struct model *model)
 {
 	const struct group *group;
-	uint32_t busy = 0, listed = 0, rejoining = 0, unbuilt = 0;
+	uint32_t busy = 0, listed = 0, rejoining = 0, unbuilt = 0, following = 0;
 
 	TH_ASSERT(!model->dirty && model->changed == (model->timer.place != 0));
 	DL_FOREACH(model->groups, group)
@@ -225,6 +233,8 @@ check_lists(const struct model *model)
 		TH_ASSERT(group->unbuilt == (group->awaited != NULL));
 		rejoining += group->rejoining;
 		unbuilt += group->unbuilt;
+		following += group->follow.follows;
+		TH_ASSERT(!group->follow.follows || group->state == GROUP_LIVE);
 	}
 	DL_FOREACH2(model->busy, group, busy_next)
 	{
@@ -233,6 +243,7 @@ check_lists(const struct model *model)
 	}
 	TH_ASSERT(busy == listed);
 	TH_ASSERT(rejoining == model->num_rejoining && unbuilt == model->num_unbuilt);
+	TH_ASSERT(following == model->num_following);
 }
 
 static void

@@ -131,7 +131,7 @@ Test(refsrv_rejoin_hostile, says_two_things__refused)
 	two_things(&said);
 	said = holds, said.gen = 2; /* it has not called that */
 	two_things(&said);
-	said = holds, said.gen = UINT64_MAX;
+	said = holds, said.gen = CTL_OP_AUTOMATIC - 1;
 	two_things(&said);
 	said = holds, said.gen = 0;
 	two_things(&said);
