@@ -354,6 +354,10 @@ def what_is_not_there_is_said():
             (("evict", "--model", "m", "--replica", "there"), 2, "no terminal"),
             (("evict", "--model", "m", "--replica", "r"), FAILED, "ls replicas"),
             (("evict", "--model", "m", "--replica", "r", "--yes"), FAILED, "ls replicas"),
+            (("go", "m"), 2, "MODEL VERSION"),
+            (("go", "m", "soon"), 2, "is no version"),
+            (("go", "nothing", "1"), FAILED, "ls models"),
+            (("go", "m", "7"), FAILED, "ls versions m"),
         ):
             for way in ((), ("-s", c.server_url)):
                 p = c.thctl(*way, *args, agent=None if way else "a", check=False)

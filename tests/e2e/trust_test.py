@@ -431,6 +431,7 @@ def thctl_says_what_it_may_not():
             ("drain", "a"),
             ("undrain", "a"),
             ("evict", "--model", "m", "--replica", "r", "--yes"),
+            ("go", "of-root", "1"),
             ("events",),
             ("ls", "models"),
             ("ls", "versions", "of-root"),

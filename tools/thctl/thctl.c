@@ -74,6 +74,7 @@ static const struct verb *const verbs[] = {
 	&verb_drain,
 	&verb_undrain,
 	&verb_evict,
+	&verb_go,
 	&verb_events,
 	&verb_version,
 };
