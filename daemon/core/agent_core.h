@@ -252,6 +252,8 @@ struct agent_line {
 	uint16_t at_risk;        /* how often THC_EV_AT_RISK happened */
 	struct th_version ready; /* what update would install without the network; none */
 	uint16_t ready_told;     /* how often THC_EV_READY happened */
+	uint16_t updated;        /* how often the agent has brought a version by itself */
+	uint16_t follow_failed;  /* how often it could not, and tries again */
 };
 
 #define AGENT_LEFT_TEXTS 8u /* sentences of what was waited for: the first ones */

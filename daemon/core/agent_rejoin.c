@@ -27,11 +27,14 @@ ac_rejoin_note(struct session *session)
 {
 	struct request_lane *lane = session->lane;
 	const struct call *call = &session->call;
+	struct ctl_known_outcome *outcome = &lane->automatic;
 
-	if (lane->num_outcomes == TH_OUTCOMES_MAX)
-		memmove(lane->outcomes, lane->outcomes + 1,
-			--lane->num_outcomes * sizeof(*lane->outcomes));
-	struct ctl_known_outcome *outcome = &lane->outcomes[lane->num_outcomes++];
+	if (!ac_call_automatic(call)) {
+		if (lane->num_outcomes == TH_OUTCOMES_MAX)
+			memmove(lane->outcomes, lane->outcomes + 1,
+				--lane->num_outcomes * sizeof(*lane->outcomes));
+		outcome = &lane->outcomes[lane->num_outcomes++];
+	}
 	*outcome = (struct ctl_known_outcome){
 		.op_seq = call->op_seq,
 		.kind = call->order.kind,
@@ -109,8 +112,15 @@ agent_rejoin_say(const struct session *session, struct ctl_rejoin *rejoin)
 		session->tensors == TENSORS_REGISTERING || session->tensors == TENSORS_REGISTERED;
 	if (rejoin->registered)
 		rejoin->reg = session->reg;
-	rejoin->next_op_seq = ac_call_waits(call) ? call->op_seq : session->next_op_seq;
+	bool automatic = ac_call_automatic(call);
+	rejoin->next_op_seq =
+		ac_call_waits(call) && !automatic ? call->op_seq : session->next_op_seq;
+	rejoin->automatic_waits = ac_call_waits(call) && automatic ? call->op_seq : 0;
+	rejoin->automatic = session->lane->automatic;
+	AC_COPY(rejoin->follows, session->follows);
 	rejoin->held.version = rejoin->version.version = rejoin->go.version = TH_NO_VERSION;
+	if (!TH_PLANT(go_is_lost_with_the_server))
+		rejoin->go = session->model->go;
 	say_held(session, rejoin);
 	if (ac_call_went(call) && !ac_call_decided(call))
 		say_running(session, rejoin);
@@ -132,6 +142,9 @@ call_again(struct agent_core *agent, struct session *session, bool never_sent)
 
 	if (!never_sent)
 		ac_call_enter(session, CALL_ASKED_AGAIN, "REJOIN");
+	/* Of what nobody calls the server says whether it goes on. */
+	if (ac_call_automatic(call))
+		return;
 	session->next_op_seq = call->op_seq;
 	ac_call_send(agent, session);
 	if (call->cancel_sent)
@@ -148,6 +161,9 @@ announce(struct agent_core *agent, struct session *session)
 	struct ctl_rejoin *rejoin;
 	bool never_sent = ac_call_never_sent(call);
 
+	session->due.op_seq = 0;
+	if (ac_call_automatic(call) && call->ghost)
+		ac_call_abandon(agent, session, TH_E_CANCELLED, "");
 	ac_lane_clear(agent, session->lane);
 	session->at_server = AT_SERVER_REJOINING;
 	session->ready.version = TH_NO_VERSION; /* this one says it anew */

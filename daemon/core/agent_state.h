@@ -53,6 +53,8 @@ struct request_lane {            /* requests in order, one in flight; owned by a
 	/* How its operations ended, oldest first; owns: TH_OUTCOMES_MAX (agent_rejoin.c). */
 	struct ctl_known_outcome *outcomes;
 	uint32_t num_outcomes;
+	/* Of the last that the server has begun by itself (follower.c); op_seq 0: none. */
+	struct ctl_known_outcome automatic;
 	bool died; /* how the session ended, when its OPEN is still unanswered               */
 	struct request_lane *prev, *next;
 };
@@ -203,6 +205,13 @@ ac_call_waits(const struct call *call)
 	return call->state != CALL_NONE && call->state <= CALL_PREPARED;
 }
 
+/* The server has begun it by itself: see follower.c. */
+static inline bool
+ac_call_automatic(const struct call *call)
+{
+	return call->state != CALL_NONE && ctl_op_automatic(call->op_seq);
+}
+
 static inline bool
 ac_call_went(const struct call *call)
 {
@@ -233,6 +242,7 @@ struct model { /* owned by agent.models; exists while a session names it */
 	struct th_retain rules;
 	struct th_retain shared; /* those of them that more than one group claims            */
 	bool rules_all;          /* every version                                            */
+	struct th_version go;    /* followers may go up to it; none: a server has not said   */
 	UT_hash_handle hh;
 };
 
@@ -294,7 +304,10 @@ struct session { /* owned by agent.sessions */
 	struct th_hash kept_attributes; /* of what was filled last: the shell has them       */
 
 	struct call call;
-	struct order pending; /* starts when the ghost in call has ended; kind 0: there is none */
+	/* Starts when the ghost, or the automatic one, in call has ended; kind 0: there is none. */
+	struct order pending;
+	char follows[TH_SPEC_MAX + 1]; /* its group takes versions by itself; empty: it does not  */
+	struct ctl_ev_plan due; /* of an automatic one that waits for a call's end; op_seq 0 */
 	enum alone_state alone;
 	struct watch *watches;
 	struct part *part;
@@ -303,7 +316,7 @@ struct session { /* owned by agent.sessions */
 	uint16_t num_broken, num_evicted;
 	/* As last told. Before that nothing can be mutated, which no open handle begins with. */
 	struct agent_line line;
-	uint16_t num_conflict, num_at_risk;
+	uint16_t num_conflict, num_at_risk, num_updated, num_follow_failed;
 	/* As the server that knows it said last. What of it the worker may believe: handle.c. */
 	struct th_version ready;
 	uint16_t num_ready;
@@ -624,6 +637,9 @@ void ac_call_tick(struct agent_core *agent, struct session *session);
 int64_t ac_call_next_ns(const struct agent_core *agent, const struct session *session);
 /* Writes its state; why: what has happened. */
 void ac_call_enter(struct session *session, enum call_state state, const char *why);
+/* A PLAN that is for it: what is held is drained, or it is said why this member cannot. */
+void ac_call_take_plan(
+	struct agent_core *agent, struct session *session, const struct ctl_ev_plan *plan);
 /* Begins it: there is no other. */
 void ac_call_start(struct agent_core *agent, struct session *session, const struct order *order);
 /* When it is ended here, should nothing else have ended it; INT64_MAX: never. */
@@ -660,6 +676,19 @@ void ac_pending_start(struct agent_core *agent, struct session *session);
 bool ac_pending_cancel(struct agent_core *agent, struct session *session, uint32_t slot);
 void ac_pending_end(struct agent_core *agent, struct session *session, int code, const char *text);
 int64_t ac_pending_next_ns(const struct agent_core *agent, const struct session *session);
+
+/* ---- operations that the server begins by itself (follower.c) -------------------------------- */
+
+void ac_follower_mark(struct agent_core *agent, const struct ctl_ev_go_mark *mark);
+void ac_follower_plan(struct session *session, const struct ctl_ev_plan *plan);
+/* The end of one that has not begun here: true, and it never will. */
+bool ac_follower_taken_back(struct session *session, uint64_t op_seq);
+/* Begins what is due, when nothing else runs. */
+void ac_follower_settle(struct agent_core *agent, struct session *session);
+/* The worker has called: what has not had its GO is cancelled. */
+void ac_follower_gives_way(struct agent_core *agent, struct session *session);
+/* The automatic operation has ended with this code. */
+void ac_follower_ended(struct session *session, int code);
 
 /* ---- unpublish without a server (alone.c) ---------------------------------------------------- */
 

@@ -44,6 +44,9 @@ unpublishing(const struct session *session)
 {
 	const struct call *call = &session->call;
 
+	/* One that others may have begun is not known to have ended. */
+	if (ac_call_automatic(call))
+		return NULL;
 	if (ac_pending(session) && session->pending.kind == CTL_OP_UNPUBLISH)
 		return &session->pending;
 	if (ac_call_waits(call) && !call->ghost && call->order.kind == CTL_OP_UNPUBLISH)
@@ -221,6 +224,7 @@ ac_alone_settle(struct agent_core *agent, struct session *session)
 		return;
 	ac_part_end(agent, session);
 	session->held.version = TH_NO_VERSION;
+	session->follows[0] = '\0';
 	alone_enter(session, ALONE_NOT, "drained");
 	if (order == &session->pending)
 		alone_answer_pending(agent, session);

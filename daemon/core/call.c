@@ -86,6 +86,8 @@ call_complete(struct agent_core *agent, struct session *session, int code, const
 	ac_alone_undo(session);
 	if (ac_internal(session))
 		ac_internal_filled(session, code);
+	else if (ac_call_automatic(call))
+		ac_follower_ended(session, code);
 	else if (!call->ghost)
 		ac_call_answer(agent, session, code, text);
 	else if (session->state == SESSION_OPEN && !ac_broken(session) && !call->cut)
@@ -96,6 +98,7 @@ call_complete(struct agent_core *agent, struct session *session, int code, const
 	ac_call_enter(session, CALL_NONE, "its end");
 	memset(call, 0, sizeof(*call));
 	ac_pending_start(agent, session);
+	ac_follower_settle(agent, session);
 }
 
 static void
@@ -119,7 +122,7 @@ form_check(const struct agent_submission *submit, struct th_err *err)
 	uint32_t allowed = 0;
 	struct th_spec spec;
 
-	if (submit->kind < CTL_OP_PUBLISH || submit->kind > CTL_OP_LIST)
+	if (submit->kind < CTL_OP_PUBLISH || submit->kind > CTL_OP_FOLLOW)
 		return th_fail(err, TH_E_INVALID, "there is no operation %u", submit->kind);
 	if (submit->kind == CTL_OP_UNPUBLISH)
 		allowed = FLAG_FORCE;
@@ -130,6 +133,8 @@ form_check(const struct agent_submission *submit, struct th_err *err)
 			"%s: flags 0x%x are not offered by this version of the agent", name,
 			submit->flags & ~allowed);
 	if (submit->kind == CTL_OP_UNPUBLISH || submit->kind == CTL_OP_LIST)
+		return 0;
+	if (submit->kind == CTL_OP_FOLLOW && submit->spec[0] == '\0')
 		return 0;
 	if (memchr(submit->spec, '\0', sizeof(submit->spec)) == NULL ||
 		th_spec_parse(submit->spec, &spec) != 0)
@@ -171,7 +176,7 @@ state_check(const struct agent_core *agent, const struct session *session,
 	if (ac_tensors_change(session))
 		return th_fail(err, TH_E_STATE, "%s: wait until %s has returned", name,
 			session->tensors == TENSORS_REGISTERING ? "register" : "unregister");
-	if (session->dirty && submit->kind != CTL_OP_REPLICATE)
+	if (session->dirty && submit->kind != CTL_OP_REPLICATE && submit->kind != CTL_OP_FOLLOW)
 		return th_fail(err, TH_E_DIRTY,
 			"%s: the tensors were partly overwritten by an operation that failed; only "
 			"replicate and close are allowed",
@@ -273,10 +278,12 @@ ac_submit(struct agent_core *agent, struct session *session, const struct agent_
 		AC_COPY(order.spec, submit->spec);
 	if (order.kind == CTL_OP_PUBLISH)
 		order.attributes = session->attributes;
-	if (session->call.state != CALL_NONE)
-		ac_pending_keep(session, &order);
-	else
+	if (session->call.state == CALL_NONE) {
 		ac_call_start(agent, session, &order);
+		return;
+	}
+	ac_pending_keep(session, &order);
+	ac_follower_gives_way(agent, session);
 }
 
 /* ---- ending without the server --------------------------------------------------------------- */
@@ -342,7 +349,8 @@ ac_call_give_up_ns(const struct agent_core *agent, const struct session *session
 {
 	const struct call *call = &session->call;
 
-	if (!ac_call_waits(call) || call->ghost || !certain(agent, session))
+	if (!ac_call_waits(call) || call->ghost || ac_call_automatic(call) ||
+		!certain(agent, session))
 		return INT64_MAX;
 	if (!agent->link.attached && session->alone != ALONE_DRAINS)
 		return call->order.kind == CTL_OP_UPDATE ? agent->now_ns : call->order.deadline_ns;
@@ -421,7 +429,8 @@ accepted(struct session *session, const char *why)
 	if (session->call.state > CALL_ASKED_AGAIN)
 		return;
 	ac_call_enter(session, CALL_ACCEPTED, why);
-	session->next_op_seq = session->call.op_seq + 1;
+	if (!ac_call_automatic(&session->call))
+		session->next_op_seq = session->call.op_seq + 1;
 }
 
 void
@@ -462,26 +471,16 @@ ac_call_prepared(struct agent_core *agent, struct session *session, int code, co
 }
 
 void
-ac_call_plan(struct agent_core *agent, struct session *session, const struct ctl_ev_plan *plan)
+ac_call_take_plan(struct agent_core *agent, struct session *session, const struct ctl_ev_plan *plan)
 {
 	struct call *call = &session->call;
 
-	if (call->state == CALL_NONE && ac_internal(session)) {
-		ac_internal_plan(agent, session, plan);
-		return;
-	}
-	if (!ac_call_waits(call) || call->op_seq != plan->op_seq ||
-		(call->state >= CALL_PLANNED && plan->plan_no <= call->plan.plan_no) ||
-		(call->order.kind != CTL_OP_REPLICATE && call->order.kind != CTL_OP_UPDATE))
-		return;
-	accepted(session, "PLAN");
-	/* What was said to a plan before it is of no use to anyone. */
-	if (call->state >= CALL_PLANNED)
-		TH_MARK(another_plan);
 	ac_call_enter(session, CALL_PLANNED, "PLAN");
 	call->plan = *plan;
 	if (call->ghost) {
 		ac_ghost_plan(agent, session);
+	} else if (ac_call_automatic(call) && session->follows[0] == '\0') {
+		ac_call_prepared(agent, session, TH_E_PROTOCOL, "this member follows nothing");
 	} else if (!ac_registered(session)) {
 		ac_call_prepared(agent, session, TH_E_STATE, "no tensors are registered");
 	} else if (session->part != NULL && !plan->drain_old) {
@@ -496,6 +495,31 @@ ac_call_plan(struct agent_core *agent, struct session *session, const struct ctl
 	} else if (session->part != NULL) {
 		ac_part_drain_for(session->part, DRAIN_PLAN); /* PREPARED when it is drained */
 	}
+}
+
+void
+ac_call_plan(struct agent_core *agent, struct session *session, const struct ctl_ev_plan *plan)
+{
+	struct call *call = &session->call;
+
+	if (call->state == CALL_NONE && ac_internal(session)) {
+		ac_internal_plan(agent, session, plan);
+		return;
+	}
+	if (ctl_op_automatic(plan->op_seq) && plan->op_seq != call->op_seq) {
+		ac_follower_plan(session, plan);
+		ac_follower_settle(agent, session);
+		return;
+	}
+	if (!ac_call_waits(call) || call->op_seq != plan->op_seq ||
+		(call->state >= CALL_PLANNED && plan->plan_no <= call->plan.plan_no) ||
+		(call->order.kind != CTL_OP_REPLICATE && call->order.kind != CTL_OP_UPDATE))
+		return;
+	accepted(session, "PLAN");
+	/* What was said to a plan before it is of no use to anyone. */
+	if (call->state >= CALL_PLANNED)
+		TH_MARK(another_plan);
+	ac_call_take_plan(agent, session, plan);
 }
 
 void
@@ -515,7 +539,8 @@ ac_call_outcome(struct session *session, const struct ctl_ev_outcome *outcome)
 {
 	struct call *call = &session->call;
 
-	if (call->state == CALL_NONE || call->op_seq != outcome->op_seq || ac_call_decided(call))
+	if (ac_follower_taken_back(session, outcome->op_seq) || call->state == CALL_NONE ||
+		call->op_seq != outcome->op_seq || ac_call_decided(call))
 		return;
 	accepted(session, "OUTCOME");
 	call_decide(session, "OUTCOME");
@@ -583,6 +608,7 @@ settle_unpublished(struct agent_core *agent, struct session *session)
 		ac_part_end(agent, session);
 	}
 	session->held.version = TH_NO_VERSION;
+	session->follows[0] = '\0';
 	return true;
 }
 
@@ -598,6 +624,8 @@ settle_outcome(struct agent_core *agent, struct session *session)
 		return true;
 	if (call->order.kind == CTL_OP_UNPUBLISH)
 		return settle_unpublished(agent, session);
+	if (call->order.kind == CTL_OP_FOLLOW)
+		AC_COPY(session->follows, call->order.spec);
 	if (call->order.kind == CTL_OP_PUBLISH) {
 		ac_part_new(agent, session, call->op_seq, true)->attributes =
 			call->order.attributes;
@@ -613,6 +641,7 @@ ac_call_settle(struct agent_core *agent, struct session *session)
 	char text[TH_CTL_TEXT_BYTES];
 
 	ac_alone_settle(agent, session);
+	ac_follower_settle(agent, session);
 	settle_prepared(agent, session);
 	if (!ac_call_decided(call))
 		return;

@@ -10,7 +10,8 @@
  * op_seq used up: the lane repeats it until that is known, CANCEL follows it, a PLAN is declined,
  * and the OUTCOME is taken in silence. The worker's next operation gets its number only then: until
  * the ghost is gone one order is pending. Nothing of it has been sent, so to end it is certain to
- * change nothing. An unpublish that was ended without the server is a ghost too (alone.c).
+ * change nothing. An unpublish that was ended without the server is a ghost too (alone.c). What the
+ * server begins by itself (follower.c) is none, but an order waits for its end likewise.
  *
  * A close cuts off what runs, and asks for its CANCEL likewise. Of what had no GO here it waits for
  * the end, for only that says whether the held version stays: a retained one must not go with it.
@@ -68,7 +69,7 @@ ac_ghost_cut(struct agent_core *agent, struct session *session, int code, const 
 	TH_MARK(close_cuts_off_a_call);
 	ac_pending_end(agent, session, code, text);
 	ac_alone_undo(session);
-	if (!call->ghost)
+	if (!call->ghost && !ac_call_automatic(call))
 		ac_call_answer(agent, session, code, text);
 	call->cut = true;
 	ghost_take_back(agent, session);
@@ -113,7 +114,8 @@ ac_ghost_tick(struct agent_core *agent, struct session *session)
 bool
 ac_ghost_busy(const struct session *session)
 {
-	return ac_pending(session) || (session->call.state != CALL_NONE && !session->call.ghost);
+	return ac_pending(session) || (session->call.state != CALL_NONE && !session->call.ghost &&
+					      !ac_call_automatic(&session->call));
 }
 
 uint32_t
@@ -129,7 +131,8 @@ ac_ghost_busy_kind(const struct session *session)
 void
 ac_pending_keep(struct session *session, const struct order *order)
 {
-	TH_ASSERT(session->call.ghost && !ac_pending(session));
+	TH_ASSERT(session->call.ghost || ac_call_automatic(&session->call));
+	TH_ASSERT(!ac_pending(session));
 	session->pending = *order;
 }
 
@@ -142,7 +145,8 @@ ac_pending_start(struct agent_core *agent, struct session *session)
 		ac_session_send_unregister(agent, session);
 	if (!ac_pending(session))
 		return;
-	/* What was checked when it came still holds: a ghost changes nothing of the session. */
+	/* What was checked when it came still holds: a ghost changes nothing of the session. What
+	 * an automatic one has changed the server knows. */
 	const struct order order = session->pending;
 	session->pending.kind = 0;
 	ac_call_start(agent, session, &order);

@@ -292,6 +292,9 @@ handle_register_check(const struct agent_core *agent, const struct session *sess
 		return th_fail(err, TH_E_STATE,
 			"%s: the handle holds version %" PRIu64 "; unpublish it first", what,
 			session->held.version);
+	if (session->follows[0] != '\0')
+		return th_fail(err, TH_E_STATE,
+			"%s: the handle follows the versions of its model; end that first", what);
 	if (session->dirty)
 		return th_fail(err, TH_E_DIRTY,
 			"%s: the tensors were partly overwritten by an operation that failed; only "
@@ -452,6 +455,7 @@ ac_session_broken(struct agent_core *agent, struct session *session, int code, c
 		return;
 	TH_MARK(c12_member_is_told);
 	session->broken_code = code;
+	session->follows[0] = '\0';
 	ac_alone_forget(session);
 	ac_copy(session->broken_text, sizeof(session->broken_text), text, TH_CTL_TEXT_BYTES);
 	if (code == TH_E_EVICTED)
@@ -503,8 +507,9 @@ ac_session_forgotten(struct agent_core *agent, struct session *session, const ch
 static bool
 safe_to_mutate(const struct session *session)
 {
-	/* A broken group's part is never served again, so its proof stays one. */
-	return session->in == NULL && session->part == NULL;
+	/* A broken group's part is never served again, so its proof stays one. Who follows may be
+	 * written to at any moment. */
+	return session->in == NULL && session->part == NULL && session->follows[0] == '\0';
 }
 
 /*
@@ -537,6 +542,8 @@ ac_session_line(struct agent_core *agent, struct session *session)
 		.conflict = session->num_conflict,
 		.evicted = session->num_evicted,
 		.at_risk = session->num_at_risk,
+		.updated = session->num_updated,
+		.follow_failed = session->num_follow_failed,
 	};
 
 	if (session->state == SESSION_OPENING || ac_internal(session))
@@ -547,7 +554,8 @@ ac_session_line(struct agent_core *agent, struct session *session)
 		line.generation == session->line.generation &&
 		line.broken == session->line.broken && line.contract == session->line.contract &&
 		line.conflict == session->line.conflict && line.evicted == session->line.evicted &&
-		line.at_risk == session->line.at_risk && !other_ready)
+		line.at_risk == session->line.at_risk && line.updated == session->line.updated &&
+		line.follow_failed == session->line.follow_failed && !other_ready)
 		return;
 	if (other_ready && !th_version_none(line.ready)) {
 		TH_MARK(worker_hears_what_is_ready);

@@ -254,8 +254,10 @@ event(struct agent_core *agent, const struct ctl_event *event)
 		if (session != NULL)
 			ac_session_ready(agent, session, event->u.ready.version);
 		break;
-	case CTL_EV_GO_MARK: /* of members that follow, as none can here */
-	case CTL_EV_PING:    /* the next POLL answers it */
+	case CTL_EV_GO_MARK:
+		ac_follower_mark(agent, &event->u.go_mark);
+		break;
+	case CTL_EV_PING: /* the next POLL answers it */
 		break;
 	}
 }

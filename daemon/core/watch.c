@@ -32,6 +32,7 @@ ac_model_acquire(struct agent_core *agent, const char *name)
 	if (model == NULL) {
 		model = th_calloc(1, sizeof(*model));
 		ac_copy(model->name, sizeof(model->name), name, TH_NAME_MAX);
+		model->go.version = TH_NO_VERSION;
 		HASH_ADD_STR(agent->models, name, model);
 	}
 	model->num_sessions++;

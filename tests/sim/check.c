@@ -17,5 +17,6 @@ check_event(void)
 		check_waits();
 		check_restored();
 		check_observers();
+		check_follow();
 	}
 }

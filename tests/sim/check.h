@@ -113,6 +113,14 @@ void check_fetch_start(void);
 void check_fetch_chunk(const struct leg *leg);
 void check_fetch_refused(void);
 
+/* I23: what groups take by themselves; an operator's go is answered, a worker is told. */
+void check_follow_start(void);
+void check_follow_said(const struct srv *srv, uint32_t model, struct th_version mark);
+void check_follow_line(const struct worker *worker, const struct agent_line *line);
+void check_follow(void);
+/* Its memory is what was published as this version. */
+void check_bytes(const struct worker *worker, struct th_version held);
+
 /* Servers: a new core; it begins to serve; another's answer has come; an agent is attached. */
 void check_standby_start(void);
 void check_server_begins(const struct srv *srv);

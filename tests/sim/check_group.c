@@ -128,6 +128,16 @@ variant_of(const struct worker *worker, struct th_version version)
 	return NO_VARIANT;
 }
 
+void
+check_bytes(const struct worker *worker, struct th_version held)
+{
+	if (variant_of(worker, held) == NO_VARIANT)
+		sim_fail("I23",
+			"group %u shard %u is told that it holds version %" PRIu64
+			", and its bytes are not of it",
+			worker->group->index, worker->shard, held.version);
+}
+
 /* Its first member that gives a version up does so for all of them: others still have the bytes. */
 static bool
 keeps(const struct group *group, struct th_version held)
@@ -135,7 +145,8 @@ keeps(const struct group *group, struct th_version held)
 	for (uint32_t i = 0; i < group->shards; i++) {
 		const struct worker *member = &group->workers[i];
 		bool calls = member->state == W_BUSY && member->call.kind != CTL_OP_LIST;
-		if (calls || (member->state != W_IDLE && member->state != W_BUSY) ||
+		if (calls || member->following ||
+			(member->state != W_IDLE && member->state != W_BUSY) ||
 			th_version_compare(member->line.held, held) != 0)
 			return false;
 	}
@@ -344,7 +355,7 @@ check_complete(struct worker *worker, const struct agent_action *action)
 
 	if (code == 0 && call->kind == CTL_OP_UNPUBLISH && worker->memory->right != MEMORY_OWNER)
 		sim_fail("I2", "unpublish has succeeded and the memory is not the worker's");
-	if (code == 0 && call->kind != CTL_OP_LIST && call->kind != CTL_OP_UNPUBLISH) {
+	if (code == 0 && !ctl_op_unnamed(call->kind)) {
 		outcome.version = held.version;
 		if (th_version_none(held)) {
 			/* There was nothing to have. */
@@ -367,7 +378,8 @@ check_complete(struct worker *worker, const struct agent_action *action)
 			sim_fail("I6", "group %u moves back from version %" PRIu64 " to %" PRIu64,
 				worker->group->index, call->held.version, held.version);
 	}
-	if (code == TH_E_NO_SERVER && th_version_compare(worker->line.held, call->held) != 0)
+	if (code == TH_E_NO_SERVER && !worker->following &&
+		th_version_compare(worker->line.held, call->held) != 0)
 		sim_fail("I4", "NO_SERVER promises that nothing has changed");
 	/* The others may have begun it, and this member calls it again or not at all. */
 	if (code != 0 && (outcome.op_seq == 0 || private_code(code)) && worker->group->shards > 1)
@@ -400,6 +412,7 @@ check_line(const struct worker *worker, const struct agent_line *line)
 	if (line->broken != 0)
 		split_broken(worker);
 	check_risk_line(worker, line);
+	check_follow_line(worker, line);
 	/* What a broken group's member holds is its own again, and stays. */
 	if (line->safe_to_mutate && !th_version_none(line->held) && !broken(line))
 		sim_fail("I2", "group %u shard %u holds a version and may write it",

@@ -89,8 +89,9 @@ check_list_certain(void)
 static bool
 rests(const struct worker *worker)
 {
+	/* Who follows may hold something else in the next moment, and is told a little later. */
 	return worker->handle != NULL && worker->host->process.alive && worker->line.broken == 0 &&
-	       worker->line.evicted == 0 &&
+	       worker->line.evicted == 0 && !worker->following &&
 	       (worker->state == W_IDLE ||
 		       (worker->state == W_BUSY && worker->call.kind == CTL_OP_LIST));
 }

@@ -77,7 +77,7 @@ check_deadline(const struct worker *worker)
 		const struct worker *member = &worker->group->workers[i];
 		if (member->host->server != worker->host->server ||
 			!undisturbed_since(member->host, call->submitted_ns) ||
-			(moves && has_begun(member)))
+			((moves || member->following) && has_begun(member)))
 			return;
 	}
 	sim_fail("I14",

@@ -93,9 +93,11 @@ static const struct option options[] = {
 	OPTION(borrow_ns, true),
 	OPTION(prefetch_percent, true),
 	OPTION(seed_percent, true),
+	OPTION(go_ns, true),
+	OPTION(follow_percent, true),
 };
 
-_Static_assert(sizeof(struct options) == 376, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 392, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

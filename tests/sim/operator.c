@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * operator - what an operator does: drains nodes, waits until they are empty, switches some off or
- * takes the drain back; evicts replicas. When the faults end, all is taken back.
+ * takes the drain back; evicts replicas. When the faults end, all is taken back. And says go, to
+ * whatever server there is, mostly for the latest version.
  */
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -92,6 +94,37 @@ operator_evicts(const struct group *group)
 	snprintf(admin.replica, sizeof(admin.replica), "%s", group->replica);
 	TRACE("the operator evicts group #, force #", group->index, admin.force);
 	ask(&world.servers[chance(RNG_FAULT, world.options.servers)], &admin, &reply);
+}
+
+static void
+say_go(struct task *task)
+{
+	uint32_t model = (uint32_t)chance(RNG_FOLLOW, world.options.models);
+	struct srv *srv = &world.servers[chance(RNG_FOLLOW, world.options.servers)];
+	struct ctl_admin admin = {.verb = CTL_ADMIN_GO, .spec = "latest"};
+	struct ctl_admin_reply reply;
+
+	(void)task;
+	snprintf(admin.model, sizeof(admin.model), "model%u", model);
+	/* For an older one, as by somebody who comes late: it takes nothing back. */
+	if (percent(RNG_FOLLOW, 50))
+		snprintf(admin.spec, sizeof(admin.spec), "%" PRIu64,
+			world.last_version[model] -
+				chance(RNG_FOLLOW, th_min_u64(world.last_version[model], 3) + 1));
+	if (ask(srv, &admin, &reply) == 0) {
+		TRACE("go is said for version #", reply.go.version);
+		check_follow_said(srv, model, reply.go);
+	}
+	if (!world.closing)
+		task_in(task_new(sizeof(struct task), say_go, NULL),
+			between(RNG_FOLLOW, 0, 2 * world.options.go_ns));
+}
+
+void
+operator_start(void)
+{
+	if (world.options.go_ns > 0)
+		task_in(task_new(sizeof(struct task), say_go, NULL), world.options.go_ns);
 }
 
 struct undraining {

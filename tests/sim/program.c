@@ -90,6 +90,24 @@ draw_unpublish(struct step *step)
 		step->flags = FORCE;
 }
 
+/* Who follows has little to call. */
+static void
+draw_follower(struct step *step, const struct worker *first, bool holds)
+{
+	uint64_t luck = chance(RNG_FOLLOW, 100);
+
+	step->kind = CTL_OP_LIST;
+	if (!first->following || luck < 5) {
+		step->kind = CTL_OP_FOLLOW;
+		strcpy(step->spec, first->following ? "" : "latest");
+	} else if (luck < 10 && holds) {
+		step->kind = CTL_OP_UNPUBLISH;
+	} else if (luck < 30) {
+		step->kind = CTL_OP_UPDATE;
+		strcpy(step->spec, "latest");
+	}
+}
+
 static void
 draw(struct group *group, struct step *step, const struct worker *first)
 {
@@ -103,6 +121,8 @@ draw(struct group *group, struct step *step, const struct worker *first)
 		step->kind = CTL_OP_LIST;
 	else if (luck == 8)
 		step->kind = CLOSE;
+	else if (group->follower)
+		draw_follower(step, first, holds);
 	else if (group->role == ROLE_TRAINER && !holds)
 		draw_publish(group, step);
 	else if (group->role == ROLE_TRAINER ||
@@ -323,6 +343,8 @@ program_start(void)
 		group->behind = group->role == ROLE_ROLLOUT && percent(RNG_SWARM, 20)
 					? 1 + (uint32_t)chance(RNG_SWARM, 3)
 					: 0;
+		group->follower = group->role == ROLE_ROLLOUT && group->behind == 0 &&
+				  percent(RNG_FOLLOW, options->follow_percent);
 		group->launches = percent(RNG_SWARM, 60);
 		group->retain = percent(RNG_SWARM, options->retain_percent)
 					? rules[chance(RNG_SWARM, TH_ARRAY_LEN(rules))]

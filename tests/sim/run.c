@@ -41,6 +41,7 @@ begin(uint64_t seed)
 	check_risk_start();
 	check_seed_start();
 	check_fetch_start();
+	check_follow_start();
 	check_standby_start();
 	check_list_start();
 	check_wire_start();
@@ -66,6 +67,7 @@ begin(uint64_t seed)
 	program_start();
 	observer_start();
 	borrower_start();
+	operator_start();
 	fault_start();
 }
 

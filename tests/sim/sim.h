@@ -17,7 +17,7 @@
  *   observer.c handles that are members of nothing
  *   borrower.c who borrows through them
  *   fault.c    what goes wrong
- *   operator.c drains and evictions
+ *   operator.c drains and evictions, and says go
  *   leave.c    agents that are told to end
  *   stranger.c what somebody says who is none of them
  *   swarm.c    seed -> options
@@ -149,6 +149,7 @@ enum stream {
 	RNG_OBSERVE,
 	RNG_FETCH,
 	RNG_BORROW,
+	RNG_FOLLOW,
 	RNG_STREAMS
 };
 
@@ -192,8 +193,10 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	uint32_t far_times;   /* a chunk from another datacenter takes so many times as long */
 	int64_t burst_ns;     /* between the moments at which all groups call; 0: at any time */
 	uint32_t prefetch_percent, seed_percent; /* groups with CTL_OPEN_PREFETCH, _SEED */
-	int64_t observe_ns; /* between two questions of an observer; 0: there are none */
-	int64_t borrow_ns;  /* likewise between two loans of a host; needs observers */
+	int64_t observe_ns;      /* between two questions of an observer; 0: there are none */
+	int64_t borrow_ns;       /* likewise between two loans of a host; needs observers */
+	int64_t go_ns;           /* between two words of go; 0: nobody says it */
+	uint32_t follow_percent; /* of rollouts: they take versions by themselves */
 };
 
 void swarm_draw(struct options *ret_options);
@@ -406,6 +409,7 @@ struct worker { /* a process */
 	uint32_t step;
 	struct call call;
 	bool want_close, starting;
+	bool following; /* its group takes versions by itself */
 	bool ghost; /* its last operation was answered without a server, which may go on with it */
 	int64_t off_ns, ring_ns, open_ns;
 	uint64_t alarm;     /* its timers of before are void */
@@ -461,6 +465,7 @@ struct group {
 	bool launches;   /* it names them */
 	bool apart;      /* a member closes, or may be one call behind the others */
 	bool follows;    /* publishes what another trainer has published */
+	bool follower;   /* takes versions by itself */
 	uint64_t successes, successes_before;
 };
 
@@ -659,6 +664,8 @@ void fault_host_starts(struct host *host, int64_t delay_ns);
 
 void operator_drains(struct host *host);
 void operator_evicts(const struct group *group);
+/* Says go now and then, until all close. */
+void operator_start(void);
 /* All drains are taken back. */
 void operator_ends(void);
 

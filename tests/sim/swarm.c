@@ -312,6 +312,16 @@ borrows(struct options *o)
 		o->offload_max = (uint32_t)between(RNG_BORROW, 1, 8);
 }
 
+/* Groups that take versions by themselves. From a stream of its own, as above. */
+static void
+followers(struct options *o)
+{
+	if (!percent(RNG_FOLLOW, 25))
+		return;
+	o->follow_percent = (uint32_t)between(RNG_FOLLOW, 20, 100);
+	o->go_ns = between(RNG_FOLLOW, 100 * MS, 3 * SEC);
+}
+
 void
 swarm_draw(struct options *o)
 {
@@ -327,4 +337,5 @@ swarm_draw(struct options *o)
 	observers(o);
 	fetches(o);
 	borrows(o);
+	followers(o);
 }

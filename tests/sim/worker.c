@@ -115,7 +115,7 @@ worker_start(struct worker *worker)
 	worker->life++;
 	worker->state = W_OPENING;
 	worker->step = 0;
-	worker->want_close = worker->ghost = false;
+	worker->want_close = worker->ghost = worker->following = false;
 	worker->line = (struct agent_line){.held.version = TH_NO_VERSION};
 	worker->memory = memory_new(percent(RNG_WORK, world.options.shared_percent));
 	worker->handle = handle = host_new_handle(host, worker->memory);
@@ -335,6 +335,10 @@ worker_completed(struct worker *worker, const struct agent_action *action)
 	check_complete(worker, action);
 	check_retain_complete(worker, code);
 	worker->successes += code == 0;
+	if (code == 0 && worker->call.kind == CTL_OP_FOLLOW)
+		worker->following = worker->call.spec[0] != '\0';
+	else if (code == 0 && worker->call.kind == CTL_OP_UNPUBLISH)
+		worker->following = false;
 	/* Else it was never sent; or it has ended, and nothing is held. */
 	if (action->u.complete.op_seq != 0 || !th_version_none(action->u.complete.result.version))
 		worker->ghost = code == TH_E_NO_SERVER;

@@ -98,7 +98,8 @@ check_pending(const struct agent_core *agent, const struct session *session)
 	/* In a broken group only what the others may have had decided before. */
 	TH_ASSERT(session->state == SESSION_OPEN);
 	TH_ASSERT(!ac_broken(session) || order->kind == CTL_OP_UNPUBLISH);
-	TH_ASSERT(session->call.state != CALL_NONE && session->call.ghost);
+	TH_ASSERT(session->call.state != CALL_NONE);
+	TH_ASSERT(session->call.ghost || ac_call_automatic(&session->call));
 	TH_ASSERT(!ac_tensors_change(session));
 	TH_ASSERT(order->kind != CTL_OP_UPDATE || agent->link.attached);
 	TH_ASSERT(ac_pending_next_ns(agent, session) > agent->now_ns);
@@ -113,8 +114,9 @@ check_call(const struct agent_core *agent, const struct session *session)
 	TH_ASSERT(!call->cut || call->ghost);
 	TH_ASSERT(call->request == NULL || call->request->lane == session->lane);
 	/* update waits for no server. */
-	TH_ASSERT(call->order.kind != CTL_OP_UPDATE || call->ghost ||
+	TH_ASSERT(call->order.kind != CTL_OP_UPDATE || call->ghost || ac_call_automatic(call) ||
 		  call->state >= CALL_PREPARED || agent->link.attached);
+	TH_ASSERT(!ac_call_automatic(call) || call->request == NULL);
 	if (ac_call_went(call)) {
 		TH_ASSERT(session->part != NULL && session->part->gen == call->op_seq);
 		TH_ASSERT(th_version_none(session->held));
@@ -183,7 +185,12 @@ check_session(const struct agent_core *agent, const struct session *session)
 	}
 	if (session->state != SESSION_OPENING && !ac_internal(session)) {
 		TH_ASSERT(session->line.safe_to_mutate ==
-			  (session->part == NULL && session->in == NULL));
+			  (session->part == NULL && session->in == NULL &&
+				  session->follows[0] == '\0'));
+		TH_ASSERT(session->follows[0] == '\0' || !ac_broken(session));
+		/* What is due waits for the end of a call, or the session closes. */
+		TH_ASSERT(session->due.op_seq == 0 || session->call.state != CALL_NONE ||
+			  session->state != SESSION_OPEN || ac_broken(session));
 		TH_ASSERT(th_version_compare(session->line.held, session->held) == 0);
 		TH_ASSERT(th_version_none(session->line.ready) ||
 			  (agent->link.attached && !ac_broken(session) &&
