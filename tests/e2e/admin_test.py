@@ -340,6 +340,22 @@ def a_blocked_drain_is_not_over_with_a_new_server():
         assert "went what was retained and nowhere else (1): version 1 of m" in watch.tail()
 
 
+def go_is_said_for_what_is_there():
+    with cluster() as c:
+        c.agent("a")
+        holder, _ = with_memory(c, "a", "holder")
+        holder.publish(7)
+        for way in ((), ("-s", c.server_url)):
+            p = c.thctl(*way, "go", "m", "latest", agent=None if way else "a")
+            assert "followers of m may take its versions up to 7; 0 replicas follow" in p.stdout, p
+        answer = operator(c, "go", "m", "7")
+        said = {k: answer[k] for k in ("schema", "model", "version", "followers")}
+        assert said == {"schema": "thctl/1", "model": "m", "version": 7, "followers": 0}, answer
+        texts = [e["text"] for e in operator(c, "events")["events"]]
+        once = [t for t in texts if "followers of m may take its versions up to 7" in t]
+        assert len(once) == 1 and "uid" in once[0], texts
+
+
 def what_is_not_there_is_said():
     with cluster() as c:
         c.agent("a")
@@ -376,5 +392,6 @@ if __name__ == "__main__":
         a_drain_outlives_agent_and_server,
         a_last_copy_moves_and_is_fetched_when_its_host_is_gone,
         a_blocked_drain_is_not_over_with_a_new_server,
+        go_is_said_for_what_is_there,
         what_is_not_there_is_said,
     )
