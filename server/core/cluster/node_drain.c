@@ -15,6 +15,7 @@
 #include "server/core/model/copy.h"
 #include "server/core/model/model.h"
 #include "server/core/retain/borrow.h"
+#include "server/core/retain/fetch.h"
 #include "server/core/retain/offload.h"
 #include "server/core/retain/offload_rules.h"
 
@@ -174,6 +175,7 @@ node_drain_end(struct refsrv *server, const char *node, struct agent *agent, con
 	if (agent != NULL && agent->state != AGENT_DEAD) {
 		agent->draining = false;
 		node_drain_tell(agent, from);
+		fetch_again(agent);
 		node_drain_changed(server, agent);
 	}
 	return true;

@@ -276,6 +276,17 @@ fetch_failed(const struct offload *offload, const char *why)
 	}
 }
 
+void
+fetch_again(const struct agent *agent)
+{
+	const struct member *member;
+
+	DL_FOREACH2(agent->members, member, agent_next)
+	{
+		member->group->fetch.failed = none;
+	}
+}
+
 static bool
 has_failed(const struct group *group, const struct version *version)
 {

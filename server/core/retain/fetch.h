@@ -26,6 +26,8 @@ bool fetch_wanted(struct refsrv *server, const struct offload *offload);
 /* It is whole; it cannot be made. */
 void fetch_completed(const struct offload *offload);
 void fetch_failed(const struct offload *offload, const char *why);
+/* The agent stays after all: what could not be brought to it is tried once more. */
+void fetch_again(const struct agent *agent);
 /*
  * The agent needs memory for a retained version: a fetched copy there that nobody reads, and that
  * retention does not need, is given up. False: there is none.

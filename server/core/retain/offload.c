@@ -234,14 +234,32 @@ session_like(const struct version *version, uint32_t shard, const struct agent *
 	return 0;
 }
 
+/* Nobody was asked for it; what an agent has said itself is kept. */
+static void
+say_why_not_here(struct offload *offload, const struct agent *place)
+{
+	const char *why = place->leaving || node_drains(place) ? "it is to end"
+			  : place->state != AGENT_ACTIVE
+				  ? "it does not answer"
+				  : "a copy does not fit there; raise its --offload-limit";
+
+	if (offload->text[0] == '\0')
+		snprintf(offload->text, sizeof(offload->text), "node %.64s: %s", place->info.node,
+			why);
+}
+
 static bool
 offload_ask(struct refsrv *server, struct offload *offload, uint32_t shard)
 {
 	struct agent *agent = offload_choose(server, offload, shard);
 	const struct shard_layout *layout = &offload->version->shards[shard];
 
-	if (agent == NULL)
+	if (agent == NULL) {
+		const struct agent *place = place_of(server, offload, shard);
+		if (place != NULL && offload->why == OFFLOAD_FETCH)
+			say_why_not_here(offload, place);
 		return false;
+	}
 	offload->shards[shard].agent_inc = agent->inc;
 	agent->num_reserved++;
 	struct ctl_ev_reserve *ev = &agent_event(agent, CTL_EV_RESERVE)->u.reserve;
@@ -356,8 +374,8 @@ offload_fail(struct refsrv *server, struct offload *offload)
 	struct th_err err;
 
 	if (offload->why == OFFLOAD_FETCH) {
-		fetch_failed(offload,
-			offload->text[0] == '\0' ? "no agent takes a copy of it" : offload->text);
+		fetch_failed(
+			offload, offload->text[0] == '\0' ? "its host is gone" : offload->text);
 		offload_end(server, offload, "it cannot be brought");
 		return;
 	}

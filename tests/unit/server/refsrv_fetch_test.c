@@ -229,7 +229,7 @@ Test(refsrv_fetch, prefetch__agent_takes_no_copies__update_says_so)
 	publishes(&p, "2");
 	cr_assert_not(world_asked(&w, d));
 	cr_assert_eq(updates_from(&r, reason), p.sid);
-	cr_assert(strstr(reason, "no agent takes"), "%s", reason);
+	cr_assert(strstr(reason, "a copy does not fit there"), "%s", reason);
 }
 
 /* On the same hosts: what failed for the one is no reason to try again for the other. */
@@ -252,7 +252,7 @@ Test(refsrv_fetch, prefetch__no_copies_taken__two_names_followed__each_fails_onc
 	cr_assert_eq(world_prepared(&w, &r, 0), 0);
 	struct ctl_event go = taken(&r, CTL_EV_GO);
 	strcpy(reason, go.u.go.reason);
-	cr_assert(strstr(reason, "no agent takes"), "%s", reason);
+	cr_assert(strstr(reason, "a copy does not fit there"), "%s", reason);
 }
 
 /* An agent without room for two: what is ready stays, and the newer one waits for its memory. */
@@ -420,6 +420,7 @@ Test(refsrv_fetch, prefetch__taken_back_between_plan_and_go__planned_anew)
 
 Test(refsrv_fetch, prefetch__node_is_drained__it_goes_and_none_comes)
 {
+	char reason[128];
 	struct ctl_request request = {.kind = CTL_ADMIN};
 	struct world_member p = world_published(&w, a, "p", "1");
 	struct world_member r = reader_of_latest(b, "r", CTL_OPEN_PREFETCH);
@@ -430,7 +431,24 @@ Test(refsrv_fetch, prefetch__node_is_drained__it_goes_and_none_comes)
 	cr_assert_eq(world_request(&w, a, &request), 0, "%s", w.reply.text);
 	released(&o);
 	cr_assert_not(world_asked(&w, b));
-	cr_assert_eq(updates_from(&r, NULL), p.sid);
+	cr_assert_eq(updates_from(&r, reason), p.sid);
+	cr_assert(strstr(reason, "node1: it is to end"), "%s", reason);
+}
+
+Test(refsrv_fetch, prefetch__node_is_not_drained_any_more__it_comes_again)
+{
+	struct ctl_request request = {.kind = CTL_ADMIN};
+	struct world_member p = world_published(&w, a, "p", "1");
+	(void)reader_of_latest(b, "r", CTL_OPEN_PREFETCH);
+	request.u.admin.verb = CTL_ADMIN_DRAIN;
+	snprintf(request.u.admin.node, sizeof(request.u.admin.node), "node1");
+	cr_assert_eq(world_request(&w, a, &request), 0, "%s", w.reply.text);
+	publishes(&p, "2");
+	cr_assert_not(world_asked(&w, b));
+	request.u.admin.verb = CTL_ADMIN_UNDRAIN;
+	request.request_no = 0;
+	cr_assert_eq(world_request(&w, a, &request), 0, "%s", w.reply.text);
+	(void)brought(b);
 }
 
 /* ---- across datacenters ---- */
