@@ -9,6 +9,7 @@ import ctypes
 import json
 import mmap
 import os
+import select
 import signal
 import socket
 import sys
@@ -297,6 +298,23 @@ def cmd_held(name="s"):
 
 def cmd_safe(name="s"):
     return shards[name].safe_to_mutate
+
+
+def cmd_ready(name="s"):
+    return shards[name].ready_version
+
+
+def cmd_wait_ready(version, name="s", seconds=60):
+    """Until READY has been told and this version is there; calls nothing meanwhile."""
+    handle, told, end = shards[name], False, time.monotonic() + seconds
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    while time.monotonic() < end:
+        told = told or th.Event.READY in handle.events()
+        if told and handle.ready_version == version:
+            return version
+        poller.poll(100)
+    raise TimeoutError(f"ready: {handle.ready_version}, told: {told}")
 
 
 def cmd_events(name="s"):

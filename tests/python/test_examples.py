@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example programs of the package, run as a user runs them."""
 
+import array
 import os
 import subprocess
 import sys
 
 import pytest
+import tensorhub as th
 from conftest import ROOT
 
 EXAMPLES = os.path.join(ROOT, "libthc", "python", "examples")
 
 
-def start(name, *args):
+def start(name, *args, **env):
     return subprocess.Popen(
         [sys.executable, os.path.join(EXAMPLES, name), *map(str, args)],
+        env={**os.environ, **env},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -53,6 +56,28 @@ def test_the_papers_two_loops(agent, model):
         assert versions == sorted(set(versions)) and versions[-1] == 3, text
     for text in texts[4:]:
         assert text.splitlines() == ["published 1", "published 2", "published 3"], text
+
+
+def test_a_rollout_that_is_prefetched_for(agent, daemons, model):
+    """The trainer goes on when the rollout's host, which is another, has what was published."""
+    far = daemons.agent("prefetching").runtime
+    rollout = start("prefetched.py", "--model", model, "--last", 3, THC_AGENT=far)
+    with th.open(model, replica="trainer") as trainer:
+        weights = th.empty((1 << 20,), "F32")
+        trainer.register({"layer.0.weight": weights})
+        for version in (1, 2, 3):
+            if version > 1:
+                trainer.unpublish()
+            weights[:] = array.array("f", [version]) * len(weights)
+            trainer.publish(version)
+            trainer.wait(lambda versions, v=version: len(versions.get(v, ())) > 1, timeout=60)
+        (text,) = outputs(rollout)
+        trainer.close(abandon=True)
+    lines = [line.split(" in ")[0].split(maxsplit=2) for line in text.splitlines()]
+    versions = [int(version) for _, version, _ in lines]
+    # A version that was overtaken before the rollout looked is left out.
+    assert versions == sorted(set(versions)) and versions[-1] == 3, text
+    assert {how for _, _, how in lines} == {"from this host"}, text
 
 
 def test_eight_rollouts_in_one_loop(agent, model):

@@ -347,6 +347,32 @@ def shell(tmp_path, text, start, **env):
     return start("set -e\n" + text, "", ("bash",), **env)
 
 
+@recipe("A rollout that pauses only to install")
+def test_a_rollout_that_pauses_only_to_install(agent, daemons, model, start, text):
+    after = """
+        class Engine:
+            paused, weights = False, {"w": th.empty((1 << 20,), "U8")}
+            def generate(self, version):
+                assert not self.paused and set(self.weights["w"]) == {version}
+                print(version, flush=True)
+                return version < 3
+            def pause(self):
+                self.paused = True
+            def resume(self):
+                self.paused = False
+        serve(Engine())
+    """
+    engine = start(text, after, THC_AGENT=daemons.agent("engine").runtime)
+    with published(model, 1, 1) as trainer:
+        for version in (2, 3):
+            trainer.wait(lambda versions, v=version: len(versions.get(v - 1, ())) > 1, timeout=60)
+            trainer.unpublish()
+            trainer.tensors["w"][:] = bytes([version]) * len(trainer.tensors["w"])
+            trainer.publish(version)
+        said = output(engine)
+    assert sorted(set(said.split())) == ["1", "2", "3"], said
+
+
 @recipe("Files")
 def test_files(agent, model, start, text, tmp_path):
     header = b'{"w":{"dtype":"U8","shape":[100000],"data_offsets":[0,100000]}}'

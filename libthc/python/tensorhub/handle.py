@@ -171,14 +171,28 @@ class Base:
     @property
     def held(self) -> "Optional[tuple[int, int]]":
         """Lineage and version that are held; None as of ``version``."""
+        return self._ask("thc_held_version")
+
+    @property
+    def ready_version(self) -> Optional[int]:
+        """The newest version that update() would install without the network, from shared memory.
+
+        With ``prefetch`` or ``offload_seed``; None: nothing newer than what is held is whole on
+        this host, or it was taken back. Each member of a group is answered for itself: decide on
+        one for all, or call update() on all. A version that cannot be brought never gets ready, so
+        also call update() now and then when this is None.
+        """
+        ready = self._ask("thc_ready_version")
+        return None if ready is None else ready[1]
+
+    def _ask(self, question: str) -> "Optional[tuple[int, int]]":
         lineage, version = c.c_uint64(), c.c_uint64()
         if self._left is not None or not self._shard:
             return None
-        code = _abi.lib.thc_held_version(self._shard, c.byref(lineage), c.byref(version))
+        code = getattr(_abi.lib, question)(self._shard, c.byref(lineage), c.byref(version))
         if code == errors.NotAvailable.code:
             return None
-        if code < 0:
-            raise errors.from_code(code, _abi.lib.thc_errmsg().decode(errors="replace"))
+        _abi.check(code, question)
         return lineage.value, version.value
 
     def fileno(self) -> int:
@@ -538,6 +552,10 @@ class Handle(Within, Base):
 
         Waits for no version. While it runs after GO, ``version`` is None. Streams, ``progress`` and
         ``tqdm`` are as of replicate(); an update that finds nothing new touches no tensor.
+
+        With ``prefetch`` or ``offload_seed`` a version by a relative name is not there before it is
+        whole, and then comes from the host: ``result.bytes_prefetched``. What could not be brought
+        comes over the network, and ``result.reason`` says why.
         """
         return run(self._operate(*self._update(version, timeout, progress, tqdm)))
 
@@ -662,7 +680,10 @@ def open(
     ``require_rdma``: what comes from other hosts comes by RDMA, or NoPath is raised. ``staged``:
     the tensors are reallocated often, so RDMA goes through buffers of the agent. ``no_memory_fd``:
     the agent gets no access to memory that it cannot map, which then cannot be registered.
-    ``prefetch`` and ``offload_seed`` are not built yet: Invalid.
+    ``prefetch``: the agents of the group bring each new version into their own memory while the
+    worker goes on with the old one, and update() installs it from there when it is whole on all
+    hosts of the group; ``h.ready_version`` and Event.READY tell. ``offload_seed``: the same for
+    versions of other datacenters, once for all groups of this one. All members give them alike.
 
     NoAgent says where an agent was looked for, GroupMismatch who has this shard open already.
     """

@@ -26,6 +26,9 @@ class Result:
     verify: float  #: checking that was not done while moving
     source: str  #: replica that the last byte came from; "" when nothing moved
     transport: str  #: "rdma", "rdma-copy", "tcp", "local" or "cuda-ipc"; "" likewise
+    bytes_prefetched: int  #: of bytes_moved: out of this host's memory, where they were before
+    num_sources: int  #: shards that this one has read from; 0: they are not counted
+    reason: str  #: why by no better way, as with no room to prefetch; "": there is none
     _true: bool = field(default=False, repr=False, compare=False)
 
     def __bool__(self) -> bool:
@@ -45,6 +48,9 @@ def result_of(raw: _abi.Result, always: bool) -> Result:
         verify=raw.verify_ns / 1e9,
         source=raw.source.decode(errors="replace"),
         transport=raw.transport.decode(errors="replace"),
+        bytes_prefetched=raw.bytes_prefetched,
+        num_sources=raw.num_sources,
+        reason=raw.reason.decode(errors="replace"),
         _true=always,
     )
 
