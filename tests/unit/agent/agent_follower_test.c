@@ -20,6 +20,7 @@ setup_following(void)
 }
 
 TestSuite(agent_follower, .init = setup_following, .fini = teardown);
+TestSuite(agent_no_follower, .init = setup_ready, .fini = teardown);
 
 static void
 planned(void)
@@ -133,14 +134,7 @@ Test(agent_follower, unpublish__ends_it)
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, TH_E_PROTOCOL);
 }
 
-static void
-setup_not_following(void)
-{
-	setup_ready();
-}
-
-Test(agent_follower, plan_for_who_does_not_follow__nothing_is_overwritten,
-	.init = setup_not_following)
+Test(agent_no_follower, plan__nothing_is_overwritten)
 {
 	planned();
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, TH_E_PROTOCOL);
