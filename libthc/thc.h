@@ -126,11 +126,11 @@ uint32_t thc_dtype_bits(enum thc_dtype dtype); /* bits of one element; 0 for an 
 
 struct thc_tensor {
 	const char *name;
-	void *data;     /* first byte; row-major, contiguous */
-	uint64_t bytes; /* = ceil(product(local_shape) * bits / 8), checked; 0 is legal */
+	void *data;           /* first byte; row-major, contiguous */
+	uint64_t bytes;       /* = ceil(product(local_shape) * bits / 8), checked; 0 is legal */
 	enum thc_dtype dtype;
-	int32_t device; /* THC_HOST or a CUDA ordinal */
-	uint32_t ndim;  /* 0 = scalar */
+	int32_t device;       /* THC_HOST or a CUDA ordinal */
+	uint32_t ndim;        /* 0 = scalar */
 	uint64_t local_shape[THC_DIMS_MAX];
 	uint64_t global_shape[THC_DIMS_MAX]; /* all zero = same as local_shape: the whole tensor */
 	uint64_t offset[THC_DIMS_MAX];       /* where local sits in global */
@@ -161,36 +161,30 @@ enum thc_open_flags {
 
 struct thc_open_opts {
 	size_t struct_size;
-	const char *model;   /* domain */
-	const char *replica; /* name of the model-parallel group. NULL: an observer, a member of
+	const char *model;    /* domain */
+	const char *replica;  /* name of the model-parallel group. NULL: an observer, a member of
 			       * nothing: list, wait and get_manifest; all that a member does is
 			       * THC_E_STATE. It has none of what follows, but agent */
-	uint32_t shard;      /* 0 .. num_shards - 1 */
+	uint32_t shard;       /* 0 .. num_shards - 1 */
 	uint32_t num_shards;
-	uint64_t lineage;      /* run of the training: raise it when training restarts from an
+	uint64_t lineage;     /* run of the training: raise it when training restarts from an
 			       * older checkpoint; versions are ordered by (lineage, version) */
-	const char *retain;    /* NULL, or comma list of "latest", "latest-K", absolute numbers (at
+	const char *retain;   /* NULL, or comma list of "latest", "latest-K", absolute numbers (at
 			       * most 16): each names exactly one version, which stays available
 			       * while this handle is open, also when nobody holds it any more:
 			       * the last three are "latest,latest-1,latest-2". All members give
 			       * the same. */
 	const char *launch_id; /* NULL, or one string shared by all members of one launch of the
 				* group: another launch replaces what is left of it */
-	const char *agent;     /* NULL: $THC_AGENT, else the first that is there of
+	const char *agent;    /* NULL: $THC_AGENT, else the first that is there of
 			       * $XDG_RUNTIME_DIR/tensorhub, /tmp/tensorhub-UID,
 			       * /run/tensorhub; the first two must be this user's own */
-	uint32_t flags;        /* enum thc_open_flags */
+	uint32_t flags;       /* enum thc_open_flags */
 };
 #ifdef __cplusplus
-#define THC_OPEN_OPTS_INIT                                                                         \
-	{                                                                                          \
-		sizeof(struct thc_open_opts), 0, 0, 0, 1, 0, 0, 0, 0, 0                            \
-	}
+#define THC_OPEN_OPTS_INIT { sizeof(struct thc_open_opts), 0, 0, 0, 1, 0, 0, 0, 0, 0 }
 #else
-#define THC_OPEN_OPTS_INIT                                                                         \
-	{                                                                                          \
-		.struct_size = sizeof(struct thc_open_opts), .num_shards = 1                       \
-	}
+#define THC_OPEN_OPTS_INIT { .struct_size = sizeof(struct thc_open_opts), .num_shards = 1 }
 #endif
 
 /*
@@ -297,7 +291,8 @@ int thc_register(struct thc_shard *shard, const struct thc_tensor *tensors, size
 /* THC_E_STATE while published or filling. */
 int thc_unregister(struct thc_shard *shard, int64_t timeout_ms);
 /* "direct ...", "copy ...", "cuda-ipc ..." or "worker-copy ...", cut to text_bytes. */
-int thc_memory_path(struct thc_shard *shard, const char *tensor, char *ret_text, size_t text_bytes);
+int thc_memory_path(
+	struct thc_shard *shard, const char *tensor, char *ret_text, size_t text_bytes);
 
 /* ---- publish / unpublish ------------------------------------------------------------------- */
 
@@ -345,15 +340,9 @@ struct thc_result {
 	char reason[128];     /* why by no better way (THC_PREFETCH); "": by the best */
 };
 #ifdef __cplusplus
-#define THC_RESULT_INIT                                                                            \
-	{                                                                                          \
-		sizeof(struct thc_result), 0, 0, 0, 0, 0, 0, 0, 0, "", "", 0, 0, 0, ""             \
-	}
+#define THC_RESULT_INIT { sizeof(struct thc_result), 0, 0, 0, 0, 0, 0, 0, 0, "", "", 0, 0, 0, "" }
 #else
-#define THC_RESULT_INIT                                                                            \
-	{                                                                                          \
-		.struct_size = sizeof(struct thc_result)                                           \
-	}
+#define THC_RESULT_INIT { .struct_size = sizeof(struct thc_result) }
 #endif
 
 /*
@@ -488,8 +477,8 @@ int thc_wait(struct thc_shard *shard, thc_predicate predicate, void *arg, int64_
  * (at once when it has already), with THC_E_TIMEOUT at its deadline. For loops that wait on thc_fd:
  * list, look, and watch the generation that was listed. It is no group operation.
  */
-int thc_watch_submit(
-	struct thc_shard *shard, uint64_t generation, int64_t timeout_ms, struct thc_op **ret_op);
+int thc_watch_submit(struct thc_shard *shard, uint64_t generation, int64_t timeout_ms,
+	struct thc_op **ret_op);
 
 /* ---- asynchronous form --------------------------------------------------------------------- */
 
@@ -502,10 +491,10 @@ int thc_publish_submit(
 	struct thc_shard *shard, uint64_t version, int64_t timeout_ms, struct thc_op **ret_op);
 int thc_unpublish_submit(
 	struct thc_shard *shard, uint32_t flags, int64_t timeout_ms, struct thc_op **ret_op);
-int thc_replicate_submit(
-	struct thc_shard *shard, const char *version, int64_t timeout_ms, struct thc_op **ret_op);
-int thc_update_submit(
-	struct thc_shard *shard, const char *version, int64_t timeout_ms, struct thc_op **ret_op);
+int thc_replicate_submit(struct thc_shard *shard, const char *version, int64_t timeout_ms,
+	struct thc_op **ret_op);
+int thc_update_submit(struct thc_shard *shard, const char *version, int64_t timeout_ms,
+	struct thc_op **ret_op);
 /* A list with THC_LIST_GROUP, which flags must have. thc_op_listing takes what it brought. */
 int thc_list_submit(
 	struct thc_shard *shard, uint32_t flags, int64_t timeout_ms, struct thc_op **ret_op);

@@ -59,6 +59,15 @@ thc_shard_events(struct thc_shard *shard)
 	return mask;
 }
 
+static void
+give_version(uint64_t lineage, uint64_t version, uint64_t *ret_lineage, uint64_t *ret_version)
+{
+	if (ret_lineage != NULL)
+		*ret_lineage = lineage;
+	if (ret_version != NULL)
+		*ret_version = version;
+}
+
 int
 thc_held_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_version)
 {
@@ -78,14 +87,10 @@ thc_held_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_v
 	else if (shadow_behind(shard, line.held_lineage, line.held_version))
 		rc = shim_fail(THC_E_NOT_AVAILABLE,
 			"the version is not wholly in GPU memory yet; wait for its operation");
+	if (rc == 0)
+		give_version(line.held_lineage, line.held_version, ret_lineage, ret_version);
 	shard_leave(shard);
-	if (rc < 0)
-		return rc;
-	if (ret_lineage != NULL)
-		*ret_lineage = line.held_lineage;
-	if (ret_version != NULL)
-		*ret_version = line.held_version;
-	return 0;
+	return rc;
 }
 
 int
@@ -108,14 +113,10 @@ thc_ready_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_
 			THC_E_NOT_AVAILABLE, "the agent was stopped while it wrote the version");
 	else if (line.ready_version == THC_NO_VERSION)
 		rc = shim_fail(THC_E_NOT_AVAILABLE, "no newer version is whole on this host");
+	if (rc == 0)
+		give_version(line.ready_lineage, line.ready_version, ret_lineage, ret_version);
 	shard_leave(shard);
-	if (rc < 0)
-		return rc;
-	if (ret_lineage != NULL)
-		*ret_lineage = line.ready_lineage;
-	if (ret_version != NULL)
-		*ret_version = line.ready_version;
-	return 0;
+	return rc;
 }
 
 /* Without a lifeline the agent has no other process that reaches the memory. */

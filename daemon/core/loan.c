@@ -67,13 +67,13 @@ need_waits(const struct agent_core *agent, const struct need *need)
 	return false;
 }
 
-/* A copy stays as a whole: another shard of it is counted already. */
+/* Of this copy, which stays as a whole, some shard is lent; looked at are the needs before end. */
 static bool
-is_counted(const struct agent_core *agent, const struct need *need)
+is_lent(const struct agent_core *agent, const struct need *need, const struct need *end)
 {
 	const struct need *other;
 
-	for (other = agent->needs; other != need; other = other->next) {
+	for (other = agent->needs; other != end; other = other->next) {
 		if (other->copy != 0 && th_version_compare(other->version, need->version) == 0 &&
 			strcmp(other->model, need->model) == 0)
 			return true;
@@ -90,7 +90,7 @@ lent_bytes(const struct agent_core *agent)
 
 	DL_FOREACH(agent->needs, need)
 	{
-		if (need->copy != 0 && !is_counted(agent, need) &&
+		if (need->copy != 0 && !is_lent(agent, need, need) &&
 			!th_add_u64(bytes, need->bytes, &bytes))
 			return UINT64_MAX;
 	}
@@ -243,26 +243,11 @@ copy_bytes(const struct agent_core *agent, const struct session *copy)
 	return bytes;
 }
 
-/* It, or another shard of the same copy, is lent. */
-static bool
-is_lent(const struct agent_core *agent, const struct need *need)
-{
-	const struct need *other;
-
-	DL_FOREACH(agent->needs, other)
-	{
-		if (other->copy != 0 && th_version_compare(other->version, need->version) == 0 &&
-			strcmp(other->model, need->model) == 0)
-			return true;
-	}
-	return false;
-}
-
 static void
 lend(struct agent_core *agent, struct loan *loan, const struct session *copy)
 {
 	struct need *need = loan->need;
-	uint64_t bytes = is_lent(agent, need) ? 0 : copy_bytes(agent, copy);
+	uint64_t bytes = is_lent(agent, need, NULL) ? 0 : copy_bytes(agent, copy);
 	uint64_t lent = lent_bytes(agent);
 	char all[TH_UNITS_BYTES], most[TH_UNITS_BYTES], now[TH_UNITS_BYTES];
 	struct th_err err;

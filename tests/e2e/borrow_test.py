@@ -3,26 +3,14 @@
 nobody can write, and which stays until the last has returned it or has ended, whatever becomes of
 publisher, handle and server."""
 
-import json
 import os
 import signal
 
 from cluster import cluster, expect_error, main, wait_for, worker_env
+from retain_test import offloads, status, used
 
 SIZE = 24 << 20
 MANY = 8
-
-
-def status(c, agent):
-    return json.loads(c.thctl("-o", "json", "status", agent=agent, check=False).stdout)
-
-
-def used(c, agent):
-    return status(c, agent)["offload_used"]
-
-
-def copies(c, agent):
-    return [s for s in status(c, agent)["sessions"] if s["offload"]]
 
 
 def publisher(c, agent, version=1, seed=1, **opts):
@@ -55,7 +43,7 @@ def many_processes_read_one_copy():
         for r, call in zip(workers, calls):
             assert r.finish(call) == [1, True]
         assert SIZE <= used(c, "a") < 2 * SIZE, used(c, "a")
-        (copy,) = copies(c, "a")
+        (copy,) = offloads(c, "a")
         told = status(c, "a")["loans"]
         assert {loan["pid"] for loan in told} == {r.pid for r in workers}, told
         assert {(loan["version"], loan["shard"]) for loan in told} == {(1, 0)}, told
@@ -170,7 +158,7 @@ def the_server_is_started_again():
         w.call("publish", version=2, timeout=30)
         assert s.call("borrow_version", version="1", timeout=30) == [1, True]
         assert s.call("lent_digest", total_bytes=SIZE) == want
-        assert len(copies(c, "a")) == 1
+        assert len(offloads(c, "a")) == 1
         r.call("return_version")
         s.call("return_version")
         gone(c, "a")

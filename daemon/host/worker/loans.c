@@ -133,19 +133,18 @@ loans_borrow(struct host_session *session, const struct fdmsg_borrow *borrow)
 
 /* ---- answering ------------------------------------------------------------------------------- */
 
-/* Whoever has asked is told, if he is still there: false. */
-static bool
+/* To who has asked, if he is still there. */
+static void
 loans_say(const struct loan *loan, const struct fdmsg_lent *lent, const int *fds, uint32_t num_fds)
 {
 	struct host_session *session = session_find(loan->host, loan->session);
 	if (!session || session->state != HOST_SESSION_OPEN)
-		return false;
+		return;
 	int rc = fdmsg_send(session->sock, FDMSG_LENT, lent, sizeof(*lent), fds, num_fds);
 	if (rc == -EAGAIN)
 		session_lose(session, true, "it does not read its answers");
 	else if (rc < 0)
 		session_lose(session, false, th_strerror(rc));
-	return rc == 0;
 }
 
 static void
@@ -158,7 +157,7 @@ loan_answer(const struct loan *loan, int code, const char *text)
 		"refused loan=%" PRIu64 " model=%s version=%" PRIu64 " shard=%" PRIu32
 		" code=%s reason=\"%s\"",
 		loan->id, loan->model, loan->version.version, loan->shard, th_errname(code), text);
-	(void)loans_say(loan, &lent, NULL, 0);
+	loans_say(loan, &lent, NULL, 0);
 }
 
 void
@@ -200,7 +199,7 @@ hand_out(struct loan *loan, struct offload_memory *memory)
 	rc = fds[1] = make_lease(loan);
 	if (rc >= 0) {
 		/* Should he be gone, the lease ends as it is closed here. */
-		(void)loans_say(loan, &lent, fds, FDMSG_LENT_FDS);
+		loans_say(loan, &lent, fds, FDMSG_LENT_FDS);
 		loan->since_ns = th_now_ns();
 		loan->host->counters.loans++;
 		log_info("loan",

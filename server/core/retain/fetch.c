@@ -158,8 +158,10 @@ there_for(const struct group *group, struct th_version at_most)
 
 /* ---- copies that are brought ---------------------------------------------------------------- */
 
-/* Of one that has come back from a former server life nobody says why it was made. One that is lent
- * may be taken, too. */
+/*
+ * Of one that has come back from a former server life nobody says why it was made. One that is lent
+ * may be taken, too.
+ */
 static bool
 is_fetch(const struct offload *offload)
 {

@@ -8,15 +8,7 @@
 
 #include "tests/unit/server/refsrv_fixture.h"
 
-static void
-setup_lending(void)
-{
-	world_init(&w, NULL);
-	w.offload_bytes = UINT64_MAX;
-	new_agents(3);
-}
-
-TestSuite(refsrv_borrow, .init = setup_lending, .fini = teardown);
+TestSuite(refsrv_borrow, .init = setup_keeping, .fini = teardown);
 
 static struct ctl_request
 borrow_of(uint64_t version)
@@ -56,24 +48,6 @@ refused(uint32_t agent, int code, const char *words)
 	cr_assert_eq(event.u.borrow_refused.code, code, "%s", event.u.borrow_refused.text);
 	cr_assert_str_eq(event.u.borrow_refused.model, "m");
 	cr_assert(strstr(event.u.borrow_refused.text, words), "%s", event.u.borrow_refused.text);
-}
-
-static struct world_member
-brought(uint32_t agent)
-{
-	struct world_member o = world_accepts(&w, agent);
-	world_finish(&w, &o, world_filling(&w, &o).leg);
-	return o;
-}
-
-static void
-drains(const char *node)
-{
-	struct ctl_request request = {.kind = CTL_ADMIN};
-
-	request.u.admin.verb = CTL_ADMIN_DRAIN;
-	snprintf(request.u.admin.node, sizeof(request.u.admin.node), "%s", node);
-	cr_assert_eq(world_request(&w, a, &request), 0, "%s", w.reply.text);
 }
 
 Test(refsrv_borrow, not_there__brought_and_kept_until_it_is_returned)
@@ -262,8 +236,8 @@ Test(refsrv_borrow, drained_node__names_it_and_lends_nothing_new)
 	world_published(&w, a, "q", "2");
 	borrows(b, 1);
 	struct world_member o = brought(b);
-	drains("node1");
-	drains("node1");
+	operator_says(CTL_ADMIN_DRAIN, "node1");
+	operator_says(CTL_ADMIN_DRAIN, "node1");
 	cr_assert_str_eq(w.reply.u.admin.state, "draining");
 	cr_assert_eq(w.reply.u.admin.num_blockers, 1);
 	cr_assert_str_eq(w.reply.u.admin.blockers[0].kind, "borrowed");
@@ -273,7 +247,7 @@ Test(refsrv_borrow, drained_node__names_it_and_lends_nothing_new)
 	refused(b, TH_E_LIMIT, "version 2");
 	stops(b, 1);
 	released(&o);
-	drains("node1");
+	operator_says(CTL_ADMIN_DRAIN, "node1");
 	cr_assert_str_eq(w.reply.u.admin.state, "empty");
 }
 

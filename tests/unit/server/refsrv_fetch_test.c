@@ -3,19 +3,9 @@
  * refsrv, fetched copies: agents bring a version into their own memory before a group asks for it,
  * and its update takes it from there. How a copy is reserved and filled is in refsrv_offload_test.
  */
-#include <stdio.h>
-
 #include "tests/unit/server/refsrv_fixture.h"
 
-static void
-setup_fetching(void)
-{
-	world_init(&w, NULL);
-	w.offload_bytes = UINT64_MAX;
-	new_agents(3);
-}
-
-TestSuite(refsrv_fetch, .init = setup_fetching, .fini = teardown);
+TestSuite(refsrv_fetch, .init = setup_keeping, .fini = teardown);
 
 static struct world_member
 reader(uint32_t agent, const char *replica, uint32_t flags)
@@ -90,15 +80,6 @@ inspected(const struct world_member *m)
 	}
 	cr_assert_fail("it is not listed");
 	return NULL;
-}
-
-/* The agent is asked for memory, and the copy is made. */
-static struct world_member
-brought(uint32_t agent)
-{
-	struct world_member o = world_accepts(&w, agent);
-	world_finish(&w, &o, world_filling(&w, &o).leg);
-	return o;
 }
 
 Test(refsrv_fetch, prefetch__whole__update_takes_it_and_it_goes)
@@ -421,14 +402,11 @@ Test(refsrv_fetch, prefetch__taken_back_between_plan_and_go__planned_anew)
 Test(refsrv_fetch, prefetch__node_is_drained__it_goes_and_none_comes)
 {
 	char reason[128];
-	struct ctl_request request = {.kind = CTL_ADMIN};
 	struct world_member p = world_published(&w, a, "p", "1");
 	struct world_member r = reader_of_latest(b, "r", CTL_OPEN_PREFETCH);
 	publishes(&p, "2");
 	struct world_member o = brought(b);
-	request.u.admin.verb = CTL_ADMIN_DRAIN;
-	snprintf(request.u.admin.node, sizeof(request.u.admin.node), "node1");
-	cr_assert_eq(world_request(&w, a, &request), 0, "%s", w.reply.text);
+	operator_says(CTL_ADMIN_DRAIN, "node1");
 	released(&o);
 	cr_assert_not(world_asked(&w, b));
 	cr_assert_eq(updates_from(&r, reason), p.sid);
@@ -437,17 +415,12 @@ Test(refsrv_fetch, prefetch__node_is_drained__it_goes_and_none_comes)
 
 Test(refsrv_fetch, prefetch__node_is_not_drained_any_more__it_comes_again)
 {
-	struct ctl_request request = {.kind = CTL_ADMIN};
 	struct world_member p = world_published(&w, a, "p", "1");
 	(void)reader_of_latest(b, "r", CTL_OPEN_PREFETCH);
-	request.u.admin.verb = CTL_ADMIN_DRAIN;
-	snprintf(request.u.admin.node, sizeof(request.u.admin.node), "node1");
-	cr_assert_eq(world_request(&w, a, &request), 0, "%s", w.reply.text);
+	operator_says(CTL_ADMIN_DRAIN, "node1");
 	publishes(&p, "2");
 	cr_assert_not(world_asked(&w, b));
-	request.u.admin.verb = CTL_ADMIN_UNDRAIN;
-	request.request_no = 0;
-	cr_assert_eq(world_request(&w, a, &request), 0, "%s", w.reply.text);
+	operator_says(CTL_ADMIN_UNDRAIN, "node1");
 	(void)brought(b);
 }
 

@@ -7,6 +7,7 @@
 #define TH_TESTS_UNIT_SERVER_REFSRV_FIXTURE_H
 
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "tests/support/core/refsrv_world.h"
@@ -44,13 +45,20 @@ setup_three(void)
 	new_agents(3);
 }
 
-/* Three agents take offloads, and what they open retains the latest. */
+/* Three agents keep copies in their own memory. */
 static inline void
-setup_retaining(void)
+setup_keeping(void)
 {
 	world_init(&w, NULL);
 	w.offload_bytes = UINT64_MAX;
 	new_agents(3);
+}
+
+/* They do, and what they open retains the latest. */
+static inline void
+setup_retaining(void)
+{
+	setup_keeping();
 	w.retain = "latest";
 }
 
@@ -83,6 +91,26 @@ taken(const struct world_member *m, enum ctl_event_kind kind)
 
 	cr_assert(world_take(&w, m->agent, kind, m->sid, &event), "event %d", (int)kind);
 	return event;
+}
+
+/* The agent is asked for memory, and the copy is made. */
+static inline struct world_member
+brought(uint32_t agent)
+{
+	struct world_member o = world_accepts(&w, agent);
+	world_finish(&w, &o, world_filling(&w, &o).leg);
+	return o;
+}
+
+/* An operator drains this node, or takes that back. */
+static inline void
+operator_says(enum ctl_admin_verb verb, const char *node)
+{
+	struct ctl_request request = {.kind = CTL_ADMIN};
+
+	request.u.admin.verb = verb;
+	snprintf(request.u.admin.node, sizeof(request.u.admin.node), "%s", node);
+	cr_assert_eq(world_request(&w, a, &request), 0, "%s", w.reply.text);
 }
 
 /* It is released: its session is closed, its part drained. */

@@ -429,15 +429,6 @@ Test(refsrv_follow, node_is_drained__nothing_begins_there)
 
 /* ---- with versions that are brought before ---- */
 
-static struct world_member
-brought(uint32_t agent)
-{
-	struct world_member o = world_accepts(&w, agent);
-
-	world_finish(&w, &o, world_filling(&w, &o).leg);
-	return o;
-}
-
 Test(refsrv_follow, prefetch__brought_before_go_which_only_installs)
 {
 	world_published(&w, a, "p", "1");
