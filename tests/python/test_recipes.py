@@ -370,7 +370,9 @@ def test_a_rollout_that_pauses_only_to_install(agent, daemons, model, start, tex
             trainer.tensors["w"][:] = bytes([version]) * len(trainer.tensors["w"])
             trainer.publish(version)
         said = output(engine)
-    assert sorted(set(said.split())) == ["1", "2", "3"], said
+    # A version that is overtaken before the engine looks is left out.
+    seen = sorted(set(said.split()))
+    assert seen[0] == "1" and seen[-1] == "3" and said.split() == sorted(said.split()), said
 
 
 @recipe("Files")
