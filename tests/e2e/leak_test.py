@@ -34,7 +34,8 @@ def timed(worker, ident, what, allowed):
         return "ok"
     except RemoteError as e:
         assert e.name in allowed, f"{what}: {e}"
-        assert e.seconds <= DEADLINE + 1, f"{what}: ended after {e.seconds:.1f} s"
+        # It sleeps until that very second: the thread runs a moment later.
+        assert e.seconds <= DEADLINE + 1.5, f"{what}: ended after {e.seconds:.1f} s"
         return e.name
     finally:
         took = time.monotonic() - start

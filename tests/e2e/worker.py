@@ -183,13 +183,26 @@ def cmd_says(name="s"):
     return memories[name].says()
 
 
-def cmd_register(name="s", timeout=10, memory=None, device=None, shift=0, dtype="U8"):
+def in_one_call(call, limit, **_):
+    """For in_slices of the package, which calls again and again, so that Ctrl-C is heard."""
+    yield from ()
+    return call(int(limit * 1000))
+
+
+def cmd_register(
+    name="s", timeout=10, memory=None, device=None, shift=0, dtype="U8", at_once=False
+):  # fmt: skip
     """memory: the name of another handle, whose tensors they are too. shift: they begin so many
-    bytes later."""
+    bytes later. at_once: a slice of time that ends takes back what its call has begun."""
     memory = memory or name
     rows = memory_kinds.tensors(memories[memory], layouts[memory], shift, dtype, device)
     start = time.monotonic()
-    shards[name].register(rows, timeout=timeout)
+    sliced = th.handle.in_slices
+    th.handle.in_slices = in_one_call if at_once else sliced
+    try:
+        shards[name].register(rows, timeout=timeout)
+    finally:
+        th.handle.in_slices = sliced
     return time.monotonic() - start
 
 
