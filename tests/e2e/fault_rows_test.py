@@ -610,7 +610,8 @@ def f16_seed_behind_a_slow_link():
         ended(seed, r0="ok", r1="ok")
         ended(poll, x0="ok", x1="ok")
         sent = lane.hosts.sent_bytes(HOST["source agent"]) - sent
-        assert sent < 2.2 * SIZE, f"{sent} bytes left for two shards of {SIZE}"
+        # What the slow link drops TCP sends again; a shard that came twice would make it three.
+        assert sent < 2.7 * SIZE, f"{sent} bytes left for two shards of {SIZE}"
 
 
 def behind(lane):

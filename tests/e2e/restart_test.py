@@ -3,6 +3,7 @@
 held, what runs runs on, and every byte is what its publisher had."""
 
 import concurrent.futures
+import json
 import random
 import signal
 import time
@@ -32,9 +33,15 @@ def restart(c, args=()):
 
 
 def attached(c, *agents):
+    """To the server that runs now: an agent may not know yet that the one before is gone."""
+
+    def server_inc(*args, agent=None):
+        status = c.thctl(*args, "-o", "json", "status", agent=agent, check=False)
+        return status.returncode == 0 and json.loads(status.stdout)["server_inc"]
+
     for agent in agents:
         wait_for(
-            lambda a=agent: c.thctl("status", agent=a, check=False).returncode == 0,
+            lambda a=agent: server_inc(agent=a) == server_inc("-s", c.server_url) is not False,
             30,
             f"agent {agent} attaches",
         )
