@@ -13,7 +13,7 @@ from cluster import BUILD, SANITIZED, main, wait_for
 
 PROGRAM = os.path.join(BUILD, "tools", "thbench")
 SMALL = ["--bytes", "8MiB", "--rounds", "2", "--tensor", "1MB", "--readers", "2"]
-VERBS = ["pair", "local", "digest", "ring", "control", "fanout", "failover"]
+VERBS = ["pair", "local", "digest", "ring", "control", "pause", "fanout", "failover"]
 
 
 def run(*arguments, folder=None, code=0):
@@ -49,6 +49,12 @@ def every_verb_as_json():
     assert [v for v in VERBS if v not in {s["verb"] for s in document["results"]}] == []
     pair = document["results"][0]
     assert pair["facts"]["bytes"] == 8 << 20 and pair["facts"]["connections"] >= 1, pair["facts"]
+    (pause,) = (s for s in document["results"] if s["verb"] == "pause")
+    assert pause["facts"]["bytes"] == 8 << 20, pause["facts"]
+    limit = pause["ratios"]["fetched_to_limit"]
+    assert (limit["of"], limit["to"], limit["at_most"]) == ("update_fetched", "limit", 1), limit
+    for copy, most in zip(*(pause["series"][name]["samples"] for name in ("copy_stream", "limit"))):
+        assert abs(most - (copy / 0.9 + 50)) < 1e-3 * most, (copy, most)
     for name in ("unverified_to_raw_send", "verified_to_raw_send", "verified_to_raw_sendfile"):
         assert name in pair["ratios"], name
 

@@ -43,6 +43,7 @@ static const struct bench_verb *const verbs[] = {
 	&bench_digest,
 	&bench_ring,
 	&bench_control,
+	&bench_pause,
 	&bench_fanout,
 	&bench_failover,
 	&bench_peers,

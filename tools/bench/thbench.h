@@ -48,7 +48,7 @@ struct bench_verb {
 };
 
 extern const struct bench_verb bench_pair, bench_local, bench_digest, bench_ring, bench_control,
-	bench_fanout, bench_failover, bench_peers;
+	bench_pause, bench_fanout, bench_failover, bench_peers;
 
 /* A line on stderr, "thbench: ..."; not with --quiet. */
 void bench_progress(const struct bench *bench, const char *format, ...)

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -179,6 +180,7 @@ thbench_serve_join(struct state *state, const struct command *command)
 	opts.model = command->model;
 	opts.replica = command->replica;
 	opts.agent = command->agent;
+	opts.flags = command->prefetch ? THC_PREFETCH : 0;
 	int rc = thc_open(&opts, CALL_MS, &shard);
 	if (rc < 0)
 		return rc;
@@ -199,6 +201,7 @@ static void
 serve_take_result(const struct thc_result *result, struct answer *answer)
 {
 	answer->bytes_moved = result->bytes_moved;
+	answer->bytes_prefetched = result->bytes_prefetched;
 	answer->updated = result->updated;
 	answer->transfer_ns = result->transfer_ns;
 	answer->verify_ns = result->verify_ns;
@@ -253,6 +256,59 @@ serve_follow(struct state *state, const struct command *command, const char *ver
 	thc_op_free(op);
 	/* It may have been over before it was looked at. */
 	*(volatile double *)&state->samples[0] = (double)th_max_u64(done, 1);
+	return rc;
+}
+
+static int
+is_fetched(const struct thc_listing *listing, void *arg)
+{
+	const struct command *command = arg;
+	const char *versions = (const char *)listing->versions;
+
+	for (uint32_t i = 0; i < listing->num_versions; i++) {
+		const struct thc_version_info *version =
+			(const void *)(versions + i * listing->version_bytes);
+		const char *replicas = (const char *)version->replicas;
+		for (uint32_t k = 0; k < version->num_replicas; k++) {
+			const struct thc_replica_info *replica =
+				(const void *)(replicas + k * listing->replica_bytes);
+			if (version->version == command->number &&
+				(replica->flags & THC_REPLICA_OFFLOAD) != 0)
+				return 1;
+		}
+	}
+	return 0;
+}
+
+/* 0, or what is said of this version when the time is over. */
+static int
+await_ready(struct thc_shard *shard, uint64_t wanted)
+{
+	struct pollfd happens = {.fd = thc_fd(shard), .events = POLLIN};
+	const int64_t end_ns = th_now_ns() + CALL_MS * INT64_C(1000000);
+	uint64_t version = 0;
+
+	for (;;) {
+		(void)thc_shard_events(shard);
+		int rc = thc_ready_version(shard, NULL, &version);
+		if (rc == 0 && version == wanted)
+			return 0;
+		int64_t left_ns = end_ns - th_now_ns();
+		if ((rc < 0 && rc != THC_E_NOT_AVAILABLE) || left_ns <= 0)
+			return rc < 0 ? rc : -ETIMEDOUT;
+		if (poll(&happens, 1, (int)(left_ns / 1000000 + 1)) < 0 && errno != EINTR)
+			return -errno;
+	}
+}
+
+static int
+serve_await(struct state *state, struct command *command, struct answer *answer)
+{
+	struct thc_shard *shard = state->shards[command->slot];
+
+	int rc = command->command == WORKER_READY ? await_ready(shard, command->number)
+						  : thc_wait(shard, is_fetched, command, CALL_MS);
+	answer->end_ns = th_now_ns();
 	return rc;
 }
 
@@ -327,7 +383,7 @@ serve_on_memory(struct state *state, const struct command *command, struct answe
 }
 
 static int
-serve_obey(struct state *state, const struct command *command, struct answer *answer)
+serve_obey(struct state *state, struct command *command, struct answer *answer)
 {
 	switch (command->command) {
 	case WORKER_ALLOC:
@@ -344,6 +400,9 @@ serve_obey(struct state *state, const struct command *command, struct answer *an
 	case WORKER_UPDATE:
 	case WORKER_UNPUBLISH:
 		return on_shard(state, command, answer);
+	case WORKER_FETCHED:
+	case WORKER_READY:
+		return serve_await(state, command, answer);
 	case WORKER_CLOSE:
 		return thbench_serve_leave(state, command->slot);
 	case WORKER_LISTEN:

@@ -25,6 +25,8 @@ enum worker_command {
 	WORKER_REPLICATE, /* slot, number: the version                                          */
 	WORKER_FOLLOW,    /* the same; how far it is can be seen while it runs                    */
 	WORKER_UPDATE,    /* slot: latest                                                       */
+	WORKER_FETCHED,   /* slot, number: an agent fetches this version, or has it            */
+	WORKER_READY,     /* slot, number: this version is what update would install           */
 	WORKER_UNPUBLISH, /* slot                                                               */
 	WORKER_CLOSE,     /* slot                                                               */
 	WORKER_MESS,      /* changes every 64 KiB of the first bytes: nothing is reused         */
@@ -45,6 +47,7 @@ struct command {
 	uint32_t slot;
 	uint64_t bytes, tensor_bytes, number;
 	uint32_t tiny;    /* JOIN: so many tensors of 1 KiB come first */
+	bool prefetch;    /* JOIN: with THC_PREFETCH */
 	char agent[128];  /* JOIN */
 	char model[32];   /* JOIN */
 	char replica[32]; /* JOIN */
@@ -54,7 +57,7 @@ struct answer {
 	int code;
 	int64_t begin_ns, end_ns; /* around the call; the clock of the host */
 	uint64_t number;
-	uint64_t bytes_moved;
+	uint64_t bytes_moved, bytes_prefetched;
 	int updated;
 	uint64_t transfer_ns, verify_ns;
 	char transport[32], source[64];
