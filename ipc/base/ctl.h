@@ -282,6 +282,7 @@ struct ctl_leg_progress {
 	uint64_t leg;
 	uint32_t chunks_verified;
 	const struct ctl_path *path; /* NULL: not said */
+	uint64_t bytes_moved; /* by this leg, of chunks that are not whole, too; 0: not said */
 };
 
 struct ctl_beat { /* running legs of which this agent is the reader */

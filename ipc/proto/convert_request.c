@@ -44,6 +44,7 @@ out_beat(struct convert_arena *arena, const struct ctl_beat *beat, Tensorhub__V1
 		body->legs[i] = convert_message(arena, &tensorhub__v1__leg_progress__descriptor);
 		body->legs[i]->leg = beat->legs[i].leg;
 		body->legs[i]->chunks_verified = beat->legs[i].chunks_verified;
+		body->legs[i]->bytes_moved = beat->legs[i].bytes_moved;
 		const struct ctl_path *path = beat->legs[i].path;
 		if (path == NULL)
 			continue;
@@ -368,7 +369,10 @@ in_leg_progress(struct convert_in *in, const Tensorhub__V1__LegProgress *body,
 	struct ctl_leg_progress *ret_progress)
 {
 	*ret_progress = (struct ctl_leg_progress){
-		.leg = body->leg, .chunks_verified = body->chunks_verified};
+		.leg = body->leg,
+		.chunks_verified = body->chunks_verified,
+		.bytes_moved = body->bytes_moved,
+	};
 	if (body->path[0] == '\0')
 		return;
 	struct ctl_path *path = convert_alloc_array(in->arena, 1, sizeof(*path));

@@ -338,6 +338,7 @@ struct part {
 	uint32_t shard;
 	uint32_t chunks_done;  /* verified prefix */
 	int64_t chunk_live_ns; /* when its leg began or that grew, on the live clock */
+	int64_t moved_live_ns; /* the same of any byte of it                         */
 	bool done;
 	bool served;         /* a leg was granted on it */
 	struct th_hash told; /* by its reader, when all is there: what it has; none: did not say */
@@ -370,6 +371,7 @@ struct leg { /* owned by server.legs */
 	bool blameless; /* the server itself took the source away: a failure proves nothing */
 	uint32_t moved; /* so often because its source was given up: not more than once */
 	int64_t granted_ns;
+	uint64_t bytes_moved; /* as its reader's agent says; 0: it does not          */
 	struct ctl_path path; /* as its reader's agent says it */
 	struct leg *dst_prev, *dst_next, *src_prev, *src_next;
 	struct leg *unlinked_prev, *unlinked_next; /* in server.unlinked                         */

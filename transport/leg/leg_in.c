@@ -548,6 +548,7 @@ leg_in_moved(struct leg_in *leg, uint64_t bytes, int64_t now_ns)
 {
 	leg_in_lives(leg, now_ns);
 	count_up(&leg->bytes_moved, bytes);
+	xfer_part_moved(leg->part, bytes);
 	count_up(&leg->transport->counters.bytes_in, bytes);
 }
 

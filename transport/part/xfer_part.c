@@ -51,6 +51,7 @@ struct xfer_part {
 	uint32_t references;   /* atomic */
 	uint32_t prefix;       /* atomic; the release pairs with xfer_part_prefix */
 	uint32_t digest_count; /* atomic; the release pairs with xfer_part_digest_count */
+	uint64_t bytes_moved;  /* atomic */
 	void (*release)(void *arg);
 	void *arg;
 	pthread_mutex_t lock;
@@ -340,6 +341,18 @@ uint64_t
 xfer_part_prefix_bytes(const struct xfer_part *part)
 {
 	return part->table->start[xfer_part_prefix(part)];
+}
+
+void
+xfer_part_moved(struct xfer_part *part, uint64_t bytes)
+{
+	__atomic_fetch_add(&part->bytes_moved, bytes, __ATOMIC_RELAXED);
+}
+
+uint64_t
+xfer_part_bytes_moved(const struct xfer_part *part)
+{
+	return __atomic_load_n(&part->bytes_moved, __ATOMIC_RELAXED);
 }
 
 void

@@ -164,6 +164,10 @@ void xfer_cursor_skip(struct xfer_cursor *cursor, const struct xfer_part *part, 
 
 uint32_t xfer_part_prefix(const struct xfer_part *part);
 uint64_t xfer_part_prefix_bytes(const struct xfer_part *part);
+/* What legs from other agents have brought, with what comes again and chunks that are not whole:
+ * many may fill at once, and the prefix stands still meanwhile. Any thread. */
+void xfer_part_moved(struct xfer_part *part, uint64_t bytes);
+uint64_t xfer_part_bytes_moved(const struct xfer_part *part);
 /*
  * Nobody else may advance it at the same time. A part with verify needs the digests first. Calls
  * the watchers, with a lock of the part held: a watcher may not call back into the part.

@@ -35,6 +35,7 @@ struct leg {
 	unsigned flags;              /* enum transport_flag */
 	int64_t start_ns;
 	uint64_t start_bytes; /* of the part that were there at the start */
+	uint64_t start_moved; /* what other legs had brought to it by then */
 	/* Of a leg in: */
 	uint64_t source_sid, gen; /* of the grant, and of the part that it fills */
 	struct ctl_path path;     /* how its bytes go, once that is known; the last beat's rate */
@@ -59,6 +60,7 @@ legs_add(struct host *host, const struct agent_action *action, struct xfer_part 
 	leg->xfer = xfer_part_retain(xfer);
 	leg->start_ns = th_now_ns();
 	leg->start_bytes = xfer_part_prefix_bytes(xfer);
+	leg->start_moved = xfer_part_bytes_moved(xfer);
 	HASH_ADD(hh, host->legs.legs, leg, sizeof(leg->leg), leg);
 	return leg;
 }
@@ -299,7 +301,8 @@ legs_progress(struct host *host, struct ctl_leg_progress **ret_legs)
 			continue;
 		progress[count++] = (struct ctl_leg_progress){.leg = leg->server_leg,
 			.chunks_verified = xfer_part_prefix(leg->xfer),
-			.path = path_now(leg)};
+			.path = path_now(leg),
+			.bytes_moved = xfer_part_bytes_moved(leg->xfer) - leg->start_moved};
 	}
 	*ret_legs = progress;
 	return count;

@@ -10,7 +10,7 @@
 #include "server/core/model/copy.h"
 #include "server/core/model/model.h"
 
-/* A seed without a new chunk for so long has nothing that is worth waiting for. */
+/* A seed to which no byte comes for so long has nothing that is worth waiting for. */
 #define STUCK_NS INT64_C(5000000000)
 
 void
@@ -40,7 +40,7 @@ gets_on(const struct refsrv *server, const struct copy *seed)
 {
 	for (uint32_t i = 0; i < seed->num_parts; i++) {
 		const struct part *part = &seed->parts[i];
-		if (!part->done && server->live_ns - part->chunk_live_ns >= STUCK_NS)
+		if (!part->done && server->live_ns - part->moved_live_ns >= STUCK_NS)
 			return false;
 	}
 	return server->live_ns - seed->seed_live_ns < server->config.skip_ns;

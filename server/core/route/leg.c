@@ -68,7 +68,7 @@ leg_start(struct refsrv *server, struct op *op, struct part *dst, struct part *s
 	DL_APPEND2(dst->fills, leg, dst_prev, dst_next);
 	dst->num_fills++;
 	dst->leg = leg;
-	dst->chunk_live_ns = server->live_ns;
+	dst->chunk_live_ns = dst->moved_live_ns = server->live_ns;
 	dst->member->agent->legs_in++;
 	DL_APPEND2(src->readers, leg, src_prev, src_next);
 	src->num_readers++;
@@ -140,7 +140,7 @@ leg_adopt(struct refsrv *server, struct op *op, struct part *dst, const struct c
 	if (said->leg_stops)
 		return;
 	dst->leg = leg;
-	dst->chunk_live_ns = server->live_ns;
+	dst->chunk_live_ns = dst->moved_live_ns = server->live_ns;
 	leg->adopted_sid = said->source_sid;
 	leg->adopted_gen = said->source_gen;
 	if (leg->adopted_sid != 0)
@@ -246,13 +246,18 @@ leg_progress(
 		return;
 	if (progress->path != NULL)
 		leg->path = *progress->path;
+	/* Many chunks may fill at once, none of them whole for long. */
+	if (progress->bytes_moved > leg->bytes_moved) {
+		leg->bytes_moved = progress->bytes_moved;
+		leg->dst->moved_live_ns = server->live_ns;
+	}
 	uint32_t chunks = th_min_u32(progress->chunks_verified, part_chunks(leg->dst));
 	if (chunks <= leg->dst->chunks_done) {
 		slow_reader_look(server, leg);
 		return;
 	}
 	leg->dst->chunks_done = chunks;
-	leg->dst->chunk_live_ns = server->live_ns;
+	leg->dst->chunk_live_ns = leg->dst->moved_live_ns = server->live_ns;
 	model_progressed(server, leg->op->group->model);
 }
 

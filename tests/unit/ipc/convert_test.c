@@ -265,7 +265,8 @@ Test(convert, request__with_arrays__comes_back)
 	struct th_rng rng;
 
 	for (uint32_t i = 0; i < CONVERT_BEAT_LEGS_MAX; i++)
-		legs[i] = (struct ctl_leg_progress){UINT64_MAX - i, i, i % 2 ? &path : NULL};
+		legs[i] = (struct ctl_leg_progress){
+			UINT64_MAX - i, i, i % 2 ? &path : NULL, UINT64_MAX - 3 * i};
 	request.u.beat.num_legs = CONVERT_BEAT_LEGS_MAX;
 	request.u.beat.legs = legs;
 	send_request(&request, &arena, &got);
@@ -273,6 +274,7 @@ Test(convert, request__with_arrays__comes_back)
 	for (uint32_t i = 0; i < CONVERT_BEAT_LEGS_MAX; i++) {
 		cr_assert_eq(got.u.beat.legs[i].leg, legs[i].leg);
 		cr_assert_eq(got.u.beat.legs[i].chunks_verified, legs[i].chunks_verified);
+		cr_assert_eq(got.u.beat.legs[i].bytes_moved, legs[i].bytes_moved);
 		cr_assert_eq(got.u.beat.legs[i].path != NULL, i % 2 == 1);
 		if (i % 2 == 0)
 			continue;

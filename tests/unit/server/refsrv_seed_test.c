@@ -125,6 +125,36 @@ Test(refsrv_seed, update__seed_gets_nothing__reads_behind_it)
 	reads_from(&m, "latest", seed.sid);
 }
 
+/* So many seconds in which bytes come of many chunks, and none of these is whole. */
+static void
+trickles(int seconds)
+{
+	static uint64_t bytes;
+
+	for (int i = 0; i < seconds; i++) {
+		struct ctl_leg_progress progress = {
+			.leg = leg, .chunks_verified = 2, .bytes_moved = ++bytes};
+		struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
+		world_sleep(&w, SEC);
+		cr_assert_eq(world_request(&w, far, &request), 0);
+	}
+}
+
+Test(refsrv_seed, update__bytes_come_though_no_chunk_is_whole__nothing_new)
+{
+	struct world_member m = world_member(&w, far_too, "m", 0, 1);
+	trickles(9);
+	finds_nothing_new(&m);
+	world_sleep(&w, 4 * SEC);
+	finds_nothing_new(&m);
+	/* The same number again is no byte. */
+	struct ctl_leg_progress progress = {.leg = leg, .chunks_verified = 2, .bytes_moved = 9};
+	struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
+	cr_assert_eq(world_request(&w, far, &request), 0);
+	world_sleep(&w, 2 * SEC);
+	reads_from(&m, "latest", seed.sid);
+}
+
 Test(refsrv_seed, replicate__reads_behind_the_seed_at_once)
 {
 	struct world_member m = world_member(&w, far_too, "m", 0, 1);

@@ -524,7 +524,7 @@ Test(refsrv_session, inspect__shows_nodes_members_transfers)
 	cr_assert_str_eq(all->transfers[0].reader_node, "node1");
 	cr_assert_str_eq(all->transfers[0].path.name, "", "nobody has said");
 	const struct ctl_path path = {"tcp", "no device", 12345};
-	struct ctl_leg_progress progress = {grant.leg, 1, &path};
+	struct ctl_leg_progress progress = {grant.leg, 1, &path, 0};
 	struct ctl_request beat = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
 	cr_assert_eq(world_request(&w, b, &beat), 0);
 	progress.path = NULL; /* an older agent says nothing of it, and takes nothing back */

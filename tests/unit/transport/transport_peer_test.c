@@ -502,6 +502,28 @@ expect_failed(struct fake_source *source, int code)
 	return failed;
 }
 
+/* A slow link that many chunks share: none is whole, and who waits shall see that bytes come. */
+Test(transport_peer, chunk_that_is_not_whole__its_bytes_are_counted)
+{
+	struct fake_source source = be_read();
+	struct frame frame = peer_get_frame(source.data);
+	cr_assert_eq(xfer_part_bytes_moved(source.to), 0);
+	peer_put_frame(source.data,
+		&(struct frame){.kind = FRAME_DATA,
+			.leg = LEG,
+			.first = frame.first,
+			.count = 1,
+			.bytes = CHUNK},
+		source.s->shard.tensors[0] + frame.first * CHUNK, CHUNK / 2);
+	while (xfer_part_bytes_moved(source.to) < CHUNK / 2) {
+		rig_pump(&source.s->rig, 20);
+		cr_assert_null(rig_find(source.s->agent, TRANSPORT_FAILED, LEG));
+	}
+	cr_assert_eq(xfer_part_bytes_moved(source.to), CHUNK / 2);
+	cr_assert_eq(xfer_part_prefix(source.to), 0);
+	leave(&source);
+}
+
 Test(transport_peer, byte_flipped_once__fetched_again)
 {
 	struct fake_source source = be_read();
