@@ -525,6 +525,16 @@ class Hosts:
     def prefix(self, i):
         return ["ip", "netns", "exec", self.names[i]]
 
+    def divide(self, others):
+        """These hosts are on a switch of their own from now on. What goes from one switch to the
+        other leaves by the devices out0 and out1 of their namespace, for somebody to carry it."""
+        lines = ["link add br1 up type bridge", *(f"link set p{i} master br1" for i in others)]
+        for i in range(2):
+            lines.append(f"link add cross{i} up type veth peer name out{i}")
+            lines.append(f"link set cross{i} master br{i}")
+            lines.append(f"link set out{i} up")
+        self._batch(lines, self.switch)
+
     def limit(self, i, rate, leaves=False):
         """Limits what arrives at host i (the switch's port towards it), e.g. '400mbit'; or what
         leaves it."""
@@ -587,19 +597,24 @@ class Hosts:
         if p.returncode:
             raise Skip(f"nft: {p.stderr.strip()}")
 
-    def _bytes(self, i, way):
+    @staticmethod
+    def _bytes(where, device, way):
         out = subprocess.run(
-            ["ip", "-n", self.names[i], "-j", "-s", "link", "show", "eth0"],
+            ["ip", "-n", where, "-j", "-s", "link", "show", device],
             capture_output=True,
             text=True,
         )
         return json.loads(out.stdout)[0]["stats64"][way]["bytes"]
 
     def received_bytes(self, i):
-        return self._bytes(i, "rx")
+        return self._bytes(self.names[i], "eth0", "rx")
 
     def sent_bytes(self, i):
-        return self._bytes(i, "tx")
+        return self._bytes(self.names[i], "eth0", "tx")
+
+    def crossed_bytes(self):
+        """From the first switch to that of divide()."""
+        return self._bytes(self.switch, "cross0", "tx")
 
     def remove(self):
         for name in [*self.names, self.switch]:

@@ -32,17 +32,29 @@ class Busy:
         return busy / max(total, 1)
 
 
+def shape(namespace, device, rate):
+    """What leaves by this device has this rate, MB/s. Little is queued: 10 ms at most, beyond what
+    may go at once."""
+    limit = f"root tbf rate {rate * 8}mbit burst 128k latency 10ms".split()
+    p = subprocess.run(
+        ["tc", "-n", namespace, "qdisc", "replace", "dev", device, *limit],
+        capture_output=True,
+        text=True,
+    )
+    if p.returncode:
+        raise Skip(f"tc tbf: {p.stderr.strip()}")
+
+
 class Lab:
     """One publisher, host 0, and readers, hosts 1 to N. The server has a host without a limit."""
 
-    def __init__(self, c, readers, megabytes, rate, options=(), far=0):
-        """far: all readers are in another datacenter; the publisher's link has this rate, and so
-        is the one between the two."""
-        self.c, self.count, self.far = c, readers, far
+    def __init__(self, c, readers, megabytes, rate, options=()):
+        self.c, self.count = c, readers
         self.bytes, self.rate = megabytes * MIB, rate
         self.hosts = Hosts(c, readers + 2)
         for i in range(readers + 1):
-            self.limit(i)
+            shape(self.hosts.names[i], "eth0", rate)
+            shape(self.hosts.switch, f"p{i}", rate)
         last = readers + 1
         args = [word for option in options for word in ("-o", option)]
         c.start_server(
@@ -54,28 +66,10 @@ class Lab:
         self.want = self.workers[0].call("fill", seed=1)
         self.workers[0].call("publish", version=1)
 
-    def limit(self, i):
-        """The same rate out of the host and into it, as a network card has it. Little is queued:
-        10 ms at most, beyond what may go at once."""
-        rate = self.far if self.far and i == 0 else self.rate
-        shape = f"root tbf rate {rate * 8}mbit burst 128k latency 10ms".split()
-        for namespace, device in (
-            (self.hosts.names[i], "eth0"),
-            (self.hosts.switch, f"p{i}"),
-        ):
-            p = subprocess.run(
-                ["tc", "-n", namespace, "qdisc", "replace", "dev", device, *shape],
-                capture_output=True,
-                text=True,
-            )
-            if p.returncode:
-                raise Skip(f"tc tbf: {p.stderr.strip()}")
-
     def join(self, i):
         """An agent and a worker on this host, also in place of those that were killed."""
         name = f"host{i}"
-        args = ("-D", "far" if i else "home") if self.far else ()
-        self.c.agent(name, prefix=self.hosts.prefix(i), data=self.hosts.address(i), args=args)
+        self.c.agent(name, prefix=self.hosts.prefix(i), data=self.hosts.address(i))
         worker = self.workers[i] = self.c.worker(f"worker{i}", name)
 
         def opened():
@@ -141,9 +135,9 @@ class Lab:
         return statistics.median(times)
 
 
-def lab(readers, megabytes, rate, options=(), far=0):
+def lab(readers, megabytes, rate, options=()):
     """As a context: a Lab that is gone afterwards."""
-    return Context(readers, megabytes, rate, options, far)
+    return Context(readers, megabytes, rate, options)
 
 
 class Context:

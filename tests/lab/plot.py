@@ -58,18 +58,37 @@ plot "hub.tsv" using 2:xtic(1) skip 1 lc rgb "#b03030" \\
         title "a hub that serves all (raw sockets)", \\
      "" using 3 skip 1 lc rgb "#2050a0" title "TensorHub"
 """,
-    "far": """set title "{size} MiB from another datacenter, by an eighth of {rate} MB/s"
-set style data histograms
+    "far": """set output
+set terminal pngcairo size 960,340 font "Sans,10" noenhanced
+set output "far.png"
+$bars << EOD
+{bars}
+EOD
+set multiplot layout 1,3 title \\
+        "{size} MiB from another datacenter, by 1/{part} of {rate} MB/s, round trip 30 ms"
 set style fill solid 0.9 border
-set boxwidth 0.9
-set xlabel "version"
-set ylabel "a reader stands still for, s"
+set boxwidth 0.6
+unset key
+set ylabel "all shards stand still for, s"
+plot $bars using 0:2:xtic(1) with boxes lc rgb "#2050a0"
+set ylabel "share of shards"
+set xlabel "a shard stands still for, s"
+set logscale x
+set yrange [0:1]
+set key bottom right
+set arrow from {local},0 to {local},1 nohead dt 2 lc rgb "#606060"
+plot "far.tsv" using 2:1 skip 1 with steps lw 2 lc rgb "#b03030" title "each", \\
+     "" using 3:1 skip 1 with steps lw 2 lc rgb "#308050" title "skipping", \\
+     "" using 4:1 skip 1 with steps lw 2 lc rgb "#2050a0" title "seeding", \\
+     NaN lw 1 dt 2 lc rgb "#606060" title "near, alone"
+unset arrow
+unset logscale x
+unset xlabel
+unset key
 set yrange [0:*]
-set key outside top center horizontal
-plot "far.tsv" using 2:xtic(1) skip 1 lc rgb "#b03030" title "the seed", \\
-     "" using 3 skip 1 lc rgb "#2050a0" title "the others", \\
-     "" using 4 skip 1 lc rgb "#2050a0" notitle, \\
-     "" using 5 skip 1 lc rgb "#2050a0" notitle
+set ylabel "over the link, x the payload"
+plot $bars using 0:3:xtic(1) with boxes lc rgb "#2050a0"
+unset multiplot
 """,
 }
 
