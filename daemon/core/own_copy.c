@@ -164,6 +164,7 @@ open_session(struct agent_core *agent, const struct ctl_ev_reserve *ev, uint64_t
 		.shard = ev->shard,
 		.num_shards = ev->num_shards,
 		.reservation = ev->reservation,
+		.copy_why = ev->copy_why,
 	};
 
 	AC_COPY(open.model, ev->model);

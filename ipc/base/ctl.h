@@ -303,6 +303,17 @@ enum ctl_open_flags { /* as enum thc_open_flags */
 	CTL_OPEN_PREFETCH = 1u << 5,
 };
 
+/* What a copy in an agent's own memory is for. The numbers are on the wire. */
+enum ctl_copy_why {
+	CTL_COPY_UNSAID = 0,
+	CTL_COPY_LAST,     /* nobody else has a retained version                     */
+	CTL_COPY_SPOT,     /* nobody who stays has it                                */
+	CTL_COPY_DRAIN,    /* likewise                                               */
+	CTL_COPY_PREFETCH, /* a group wants it on its hosts before it asks           */
+	CTL_COPY_SEED,     /* likewise, in its datacenter                            */
+	CTL_COPY_BORROW,   /* processes of the host borrow it                        */
+};
+
 struct ctl_open {
 	char model[TH_NAME_MAX + 1];
 	char replica[TH_NAME_MAX + 1];
@@ -313,6 +324,7 @@ struct ctl_open {
 	char retain[TH_RETAIN_MAX + 1]; /* rules, the same for all members; empty: none */
 	uint64_t reservation;           /* of the RESERVE that this answers; 0: a worker opens */
 	uint32_t pid;                   /* of the worker, for sentences; 0: not said */
+	enum ctl_copy_why copy_why;     /* as that RESERVE said it                       */
 };
 
 struct ctl_register {
@@ -705,6 +717,7 @@ struct ctl_ev_reserve {
 	uint32_t num_chunks;
 	struct th_hash layout, manifest;
 	uint64_t source_sid; /* a session of this agent with the same layout; 0: none */
+	enum ctl_copy_why copy_why;
 };
 
 struct ctl_ev_release {

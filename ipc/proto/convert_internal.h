@@ -83,6 +83,8 @@ void convert_in_page(
 /* 0 or negative, as th_strerror knows them. */
 void convert_in_code(struct convert_in *in, int32_t value, int *ret_code);
 void convert_in_op_kind(struct convert_in *in, uint32_t kind, uint32_t *ret_kind);
+/* A later version may have more of them: not said. */
+enum ctl_copy_why convert_in_copy_why(uint32_t why);
 void convert_in_blob_part(struct convert_in *in, const Tensorhub__V1__BlobPart *message,
 	struct ctl_blob_part *ret_part);
 

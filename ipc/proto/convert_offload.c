@@ -72,6 +72,7 @@ out_reserve(struct convert_arena *arena, const struct ctl_ev_reserve *reserve)
 	body->layout = convert_out_hash(arena, reserve->layout);
 	body->manifest = convert_out_hash(arena, reserve->manifest);
 	body->source_sid = reserve->source_sid;
+	body->copy_why = reserve->copy_why;
 	return body;
 }
 
@@ -200,6 +201,12 @@ in_borrow_refused(struct convert_in *in, const Tensorhub__V1__EvBorrowRefused *b
 	ret_refused->shard = body->shard;
 }
 
+enum ctl_copy_why
+convert_in_copy_why(uint32_t why)
+{
+	return why <= CTL_COPY_BORROW ? (enum ctl_copy_why)why : CTL_COPY_UNSAID;
+}
+
 static void
 in_reserve(struct convert_in *in, const Tensorhub__V1__EvReserve *body,
 	struct ctl_ev_reserve *ret_reserve)
@@ -219,6 +226,7 @@ in_reserve(struct convert_in *in, const Tensorhub__V1__EvReserve *body,
 	ret_reserve->bytes = body->bytes;
 	ret_reserve->num_chunks = body->num_chunks;
 	ret_reserve->source_sid = body->source_sid;
+	ret_reserve->copy_why = convert_in_copy_why(body->copy_why);
 }
 
 bool

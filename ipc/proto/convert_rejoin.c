@@ -24,6 +24,7 @@ convert_out_open(struct convert_arena *arena, const struct ctl_open *open)
 	body->retain = convert_out_text(open->retain);
 	body->reservation = open->reservation;
 	body->pid = open->pid;
+	body->copy_why = open->copy_why;
 	return body;
 }
 
@@ -147,6 +148,7 @@ convert_in_open(struct convert_in *in, const Tensorhub__V1__Open *body, struct c
 	convert_in_retain(in, body->retain, ret_open->retain);
 	ret_open->reservation = body->reservation;
 	ret_open->pid = body->pid;
+	ret_open->copy_why = convert_in_copy_why(body->copy_why);
 }
 
 void

@@ -173,7 +173,7 @@ enum offload_why {
 	OFFLOAD_GIVEN_UP = 1, /* the last copy is to be given up, or its group has broken */
 	OFFLOAD_RESCUE,       /* only copies on spot hosts are left                       */
 	OFFLOAD_DRAIN,        /* its node is being drained                                */
-	OFFLOAD_REJOINED,     /* it has come back from a former server life               */
+	OFFLOAD_REJOINED,     /* its agent did not say what a former server life made it for */
 	OFFLOAD_FETCH,        /* a group wants it before it asks: see fetch.h             */
 	OFFLOAD_BORROW,       /* a process of its host borrows it: see borrow.h           */
 };
@@ -209,6 +209,7 @@ struct offload { /* owned by retention.offloads; see offload.h */
 	int64_t deadline_ns;
 	int64_t spare_ns; /* READY: another copy will do since then; INT64_MAX: none will */
 	char text[TH_CTL_TEXT_BYTES]; /* the last refusal                                */
+	bool rejoined;                /* a former server life had it made                */
 	bool explained;               /* it was said what its group will break of*/
 	struct offload *prev, *next;
 };
@@ -451,12 +452,13 @@ struct group {                /* owned by model.groups */
 	uint32_t num_closing;    /* members                                         */
 	struct fetching fetch;
 	struct following follow;
-	uint64_t reservation;    /* members are agents' own sessions; 0: workers'   */
-	struct offload *offload; /* borrows; NULL: workers', or no longer wanted    */
-	bool rejoining;          /* known to a former server life; operations are held  */
-	bool unbuilt;            /* all of its members are there, and it waits*/
-	uint64_t awaited_sid;    /* the session it waits for; 0: none*/
-	struct awaited *awaited; /* who lists it by awaited_prev and awaited_next*/
+	uint64_t reservation;       /* members are agents' own sessions; 0: workers'   */
+	enum ctl_copy_why copy_why; /* likewise, as a former server life said it          */
+	struct offload *offload;    /* borrows; NULL: workers', or no longer wanted    */
+	bool rejoining;             /* known to a former server life; operations are held  */
+	bool unbuilt;               /* all of its members are there, and it waits*/
+	uint64_t awaited_sid;       /* the session it waits for; 0: none*/
+	struct awaited *awaited;    /* who lists it by awaited_prev and awaited_next*/
 	struct group *awaited_prev, *awaited_next;
 	bool opened;        /* some members were opened here and are no former life's*/
 	bool together;      /* something was decided in it that took all       */

@@ -123,7 +123,7 @@ def it_is_taken_back_with_the_server_and_said_again():
         wait_for(lambda: is_told(reader), 60, "the next server says it again")
         assert ready(reader) == (0, 2)
         (copy,) = own_copies(cl, "b")
-        assert copy["why"] == "former server", copy
+        assert copy["why"] == "prefetch", copy
         result = update(reader)
         assert result.updated == 1 and result.bytes_prefetched == SIZE
         assert own.read(0, SIZE) == bytes([2]) * SIZE

@@ -420,6 +420,7 @@ form(struct refsrv *server, struct model *model, const struct ctl_rejoin *said,
 		retain_claim(server, group, rules);
 	group->inc = said->group_inc;
 	group->reservation = said->open.reservation;
+	group->copy_why = said->open.copy_why;
 	group->rejoining = true;
 	group->form_ns = th_deadline_ns(server->now_ns, server->config.form_ns);
 	timer_at(server, &group->timer, TIMER_GROUP, group->form_ns);

@@ -248,6 +248,26 @@ say_why_not_here(struct offload *offload, const struct agent *place)
 			why);
 }
 
+static enum ctl_copy_why
+offload_say_why(const struct offload *offload)
+{
+	switch (offload->why) {
+	case OFFLOAD_GIVEN_UP:
+		return CTL_COPY_LAST;
+	case OFFLOAD_RESCUE:
+		return CTL_COPY_SPOT;
+	case OFFLOAD_DRAIN:
+		return CTL_COPY_DRAIN;
+	case OFFLOAD_FETCH:
+		return offload->pinned ? CTL_COPY_PREFETCH : CTL_COPY_SEED;
+	case OFFLOAD_BORROW:
+		return CTL_COPY_BORROW;
+	case OFFLOAD_REJOINED:
+		break;
+	}
+	return CTL_COPY_UNSAID;
+}
+
 static bool
 offload_ask(struct refsrv *server, struct offload *offload, uint32_t shard)
 {
@@ -274,6 +294,7 @@ offload_ask(struct refsrv *server, struct offload *offload, uint32_t shard)
 	ev->layout = layout->layout;
 	ev->manifest = layout->manifest;
 	ev->source_sid = session_like(offload->version, shard, agent);
+	ev->copy_why = offload_say_why(offload);
 	return true;
 }
 
@@ -624,6 +645,24 @@ offload_refused(struct refsrv *server, const struct agent *agent,
 
 /* ---- of a former server life ----------------------------------------------------------------- */
 
+/* The reverse of offload_say_why. */
+static void
+offload_hear_why(struct offload *offload, enum ctl_copy_why why)
+{
+	static const enum offload_why meant[] = {
+		[CTL_COPY_UNSAID] = OFFLOAD_REJOINED,
+		[CTL_COPY_LAST] = OFFLOAD_GIVEN_UP,
+		[CTL_COPY_SPOT] = OFFLOAD_RESCUE,
+		[CTL_COPY_DRAIN] = OFFLOAD_DRAIN,
+		[CTL_COPY_PREFETCH] = OFFLOAD_FETCH,
+		[CTL_COPY_SEED] = OFFLOAD_FETCH,
+		[CTL_COPY_BORROW] = OFFLOAD_BORROW,
+	};
+
+	offload->why = meant[why];
+	offload->pinned = why == CTL_COPY_PREFETCH || why == CTL_COPY_BORROW;
+}
+
 void
 offload_rejoined(struct refsrv *server, struct group *group)
 {
@@ -638,7 +677,8 @@ offload_rejoined(struct refsrv *server, struct group *group)
 	offload = th_calloc(1, sizeof(*offload));
 	offload->reservation = group->reservation;
 	offload->version = copy->version;
-	offload->why = OFFLOAD_REJOINED;
+	offload->rejoined = true;
+	offload_hear_why(offload, group->copy_why);
 	offload->state = copy->state == COPY_READY ? OFFLOAD_READY : OFFLOAD_FILLING;
 	memcpy(offload->replica, group->replica, sizeof(offload->replica));
 	offload->group = group;
@@ -648,11 +688,15 @@ offload_rejoined(struct refsrv *server, struct group *group)
 	for (uint32_t i = 0; i < offload->num_shards; i++) {
 		struct member *member = group->members[i];
 		offload->shards[i].agent_inc = member->agent->inc;
+		/* Where it was wanted nobody says: where it is will do. */
+		offload->shards[i].place_inc = member->agent->inc;
 		offload->shards[i].sid = member->sid;
 		offload->shards[i].registered = true;
 		member->agent->num_reserved++;
 	}
-	offload->deadline_ns = th_deadline_ns(server->now_ns, server->config.offload_ns);
+	offload->deadline_ns = for_a_place(offload)
+				       ? INT64_MAX
+				       : th_deadline_ns(server->now_ns, server->config.offload_ns);
 	offload->spare_ns = INT64_MAX;
 	DL_APPEND(group->model->retention.offloads, offload);
 	model_dirty(group->model);

@@ -72,6 +72,9 @@ offload_needed(struct refsrv *server, const struct offload *offload)
 
 	if (borrow_wanted(offload) || fetch_wanted(server, offload))
 		return true;
+	/* Who wants it, or waits for it, may not have come back yet. */
+	if (offload->rejoined && model_warming(server, version->model))
+		return true;
 	if (offload->why == OFFLOAD_FETCH || offload->why == OFFLOAD_BORROW ||
 		!retain_names(server, version))
 		return false;
@@ -132,7 +135,7 @@ offload_rules_may_go(struct refsrv *server, struct offload *offload)
 		return false;
 	}
 	/* Whoever has lent it says so before all are heard. */
-	if (offload->why == OFFLOAD_REJOINED && model_warming(server, offload->version->model))
+	if (offload->rejoined && model_warming(server, offload->version->model))
 		return false;
 	if (fetch_wanted(server, offload))
 		return false;

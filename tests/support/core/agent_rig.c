@@ -595,6 +595,7 @@ rig_reserve(uint64_t reservation, uint32_t shard)
 		.num_chunks = RIG_CHUNKS,
 		.layout = RIG_LAYOUT,
 		.manifest = {.lo = 8, .hi = 8},
+		.copy_why = CTL_COPY_SEED,
 	};
 	return event;
 }

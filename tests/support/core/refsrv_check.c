@@ -416,8 +416,8 @@ check_two_offloads(const struct offload *offload, const struct offload *other)
 {
 	bool fetched = for_a_place(offload);
 
-	if (other->version != offload->version || offload->why == OFFLOAD_REJOINED ||
-		other->why == OFFLOAD_REJOINED || fetched != for_a_place(other))
+	if (other->version != offload->version || offload->rejoined || other->rejoined ||
+		fetched != for_a_place(other))
 		return;
 	if (!fetched) {
 		TH_ASSERT(offload->state == OFFLOAD_READY && other->why != OFFLOAD_RESCUE);

@@ -18,6 +18,7 @@ said(uint64_t copy)
 	cr_assert_eq(rejoin->sid, copy);
 	cr_assert_eq(rejoin->group_inc, 1000 + copy);
 	cr_assert_eq(rejoin->open.reservation, RIG_RESERVATION);
+	cr_assert_eq(rejoin->open.copy_why, CTL_COPY_SEED, "as the RESERVE said it");
 	cr_assert_str_eq(rejoin->open.model, "m");
 	cr_assert_str_eq(rejoin->open.replica, "r");
 	cr_assert_eq(rejoin->open.shard, 1);

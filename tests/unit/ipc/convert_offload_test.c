@@ -156,14 +156,15 @@ Test(convert_offload, golden__reserve)
 	event.u.reserve.layout = (struct th_hash){1, 0};
 	event.u.reserve.manifest = (struct th_hash){0, 2};
 	event.u.reserve.source_sid = 10;
-	/* Field 40, length 44. */
+	event.u.reserve.copy_why = CTL_COPY_SEED;
+	/* Field 40, length 46. */
 	wire_event_is(
-		&event, WIRE_BYTES("\x08\x01\xc2\x02\x2c\x08\x02\x12\x01m\x1a\x01r\x20\x03\x28"
+		&event, WIRE_BYTES("\x08\x01\xc2\x02\x2e\x08\x02\x12\x01m\x1a\x01r\x20\x03\x28"
 				   "\x04\x32\x02\x10\x07"
 				   "\x38\x08\x40\x09"
 				   "\x4a\x09\x09\x01\0\0\0\0\0\0\0"
 				   "\x52\x09\x11\x02\0\0\0\0\0\0\0"
-				   "\x58\x0a"));
+				   "\x58\x0a\x60\x05"));
 }
 
 /* ---- hostile --------------------------------------------------------------------------------- */
@@ -171,6 +172,26 @@ Test(convert_offload, golden__reserve)
 static char text_good[] = "good";
 static char text_empty[] = "";
 static char text_control[] = "a\nb";
+
+/* A later version may have reasons that this one does not know. */
+Test(convert_offload, open__a_reason_that_nobody_knows__is_none)
+{
+	Tensorhub__V1__Open open;
+	struct ctl_request got;
+
+	tensorhub__v1__open__init(&open);
+	open.model = open.replica = text_good;
+	open.num_shards = 1;
+	open.copy_why = 6;
+	cr_assert_eq(wire_take_request(TENSORHUB__V1__REQUEST__BODY_OPEN, &open, &got), 0);
+	cr_assert_eq(got.u.open.copy_why, CTL_COPY_BORROW);
+	open.copy_why = 7;
+	cr_assert_eq(wire_take_request(TENSORHUB__V1__REQUEST__BODY_OPEN, &open, &got), 0);
+	cr_assert_eq(got.u.open.copy_why, CTL_COPY_UNSAID);
+	open.copy_why = UINT32_MAX;
+	cr_assert_eq(wire_take_request(TENSORHUB__V1__REQUEST__BODY_OPEN, &open, &got), 0);
+	cr_assert_eq(got.u.open.copy_why, CTL_COPY_UNSAID);
+}
 
 Test(convert_offload, open__rules_that_do_not_parse__are_refused)
 {

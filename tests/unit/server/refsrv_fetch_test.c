@@ -465,6 +465,7 @@ Test(refsrv_fetch, seed__no_room__another_host_of_the_datacenter_brings_it)
 	struct world_member r = reader_of_latest(d, "r", CTL_OPEN_SEED);
 	publishes(&p, "2");
 	cr_assert(world_reserve(&w, d, &reserve));
+	cr_assert_eq(reserve.copy_why, CTL_COPY_SEED, "its agent tells a new server");
 	cr_assert_eq(world_refuse(&w, d, &reserve), 0);
 	struct world_member o = brought(e);
 	cr_assert_eq(updates_from(&r, NULL), o.sid);

@@ -5,6 +5,7 @@
  */
 #include <stdio.h>
 
+#include "ipc/base/checked.h"
 #include "tests/support/core/refsrv_former.h"
 #include "tests/unit/server/refsrv_fixture.h"
 
@@ -266,12 +267,13 @@ Test(refsrv_rejoin_offload, a_shard_is_gone__the_others_are_refused)
 
 /* ---- one that was being filled ---- */
 
-Test(refsrv_rejoin_offload, filling__goes_on_and_is_complete)
+/* Three chunks of version 7 are there, by leg 71 from this holder. */
+static struct ctl_request
+filling_of(const struct world_member *source)
 {
 	struct ctl_request request = offload_of("p", 0, 1);
 	struct ctl_rejoin *said = &request.u.rejoin;
-	struct world_member m = holder(a, "p", "latest", 100);
-	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+
 	said->version = said->held;
 	said->held.version = TH_NO_VERSION;
 	said->hashed = false;
@@ -280,8 +282,16 @@ Test(refsrv_rejoin_offload, filling__goes_on_and_is_complete)
 	said->kind = CTL_OP_REPLICATE;
 	said->chunks = 3;
 	said->leg = 71;
-	said->source_sid = m.sid;
+	said->source_sid = source->sid;
 	said->source_gen = 1;
+	return request;
+}
+
+Test(refsrv_rejoin_offload, filling__goes_on_and_is_complete)
+{
+	struct world_member m = holder(a, "p", "latest", 100);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	struct ctl_request request = filling_of(&m);
 	struct world_member o = comes_back(b, &request);
 	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD);
 	former_all_said(&w);
@@ -291,6 +301,68 @@ Test(refsrv_rejoin_offload, filling__goes_on_and_is_complete)
 	drained(&m);
 	succeeded(&m);
 	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+}
+
+static const char *
+why_of(const struct world_member *m)
+{
+	const struct ctl_inspection *all = refsrv_inspect(w.server, w.now_ns);
+
+	for (uint32_t i = 0; i < all->num_members; i++) {
+		if (all->members[i].sid == m->sid)
+			return all->members[i].why;
+	}
+	return "?";
+}
+
+/* What it was made for, as its agent says, and what operators are told. */
+static void
+is_wanted_until_overtaken(enum ctl_copy_why said, const char *shown)
+{
+	struct world_member m = holder(a, "p", "", 100);
+	struct ctl_request reader = rejoin_of("r", 0, 1, 300), request = filling_of(&m);
+	reader.u.rejoin.open.flags = CTL_OPEN_PREFETCH;
+	reader.u.rejoin.held.version = 6;
+	request.u.rejoin.open.copy_why = said;
+	struct world_member o = comes_back(b, &request);
+	cr_assert_not(world_has(&w, b, CTL_EV_CANCEL, o.sid), "who wants it comes later");
+	comes_back(b, &reader);
+	former_all_said(&w);
+	world_sleep(&w, 10 * SEC);
+	cr_assert_str_eq(why_of(&o), shown);
+	cr_assert_not(asked(), "it is on its way");
+	cr_assert_not(world_has(&w, b, CTL_EV_CANCEL, o.sid));
+	world_published(&w, c, "q", "8");
+	cr_assert_str_eq(why_of(&o), "given up");
+	cr_assert_eq(world_leg_end(&w, b, 71, TH_E_CANCELLED, false, 3), 0);
+	cr_assert(world_has(&w, b, CTL_EV_RELEASE, o.sid));
+	cr_assert(asked(), "the newer one is brought");
+}
+
+Test(refsrv_rejoin_offload, filling__for_a_group__given_up_for_a_newer_version)
+{
+	is_wanted_until_overtaken(CTL_COPY_PREFETCH, "prefetch");
+}
+
+Test(refsrv_rejoin_offload, complete__operators_are_told_what_it_was_made_for)
+{
+	static const struct {
+		enum ctl_copy_why said;
+		const char *shown;
+	} all[] = {{CTL_COPY_UNSAID, "former server"}, {CTL_COPY_LAST, "last copy"},
+		{CTL_COPY_SPOT, "spot hosts"}, {CTL_COPY_DRAIN, "drain"}, {CTL_COPY_SEED, "seed"},
+		{CTL_COPY_BORROW, "borrow"}};
+
+	for (uint32_t i = 0; i < TH_ARRAY_LEN(all); i++) {
+		char replica[] = {'p', (char)('0' + i), '\0'};
+		struct ctl_request request = offload_of(replica, 0, 1);
+		request.u.rejoin.open.copy_why = all[i].said;
+		request.u.rejoin.open.reservation += i;
+		request.u.rejoin.group_inc += 10 * i;
+		request.u.rejoin.sid += 10 * i;
+		struct world_member o = comes_back(b, &request);
+		cr_assert_str_eq(why_of(&o), all[i].shown);
+	}
 }
 
 Test(refsrv_rejoin_offload, all_bytes_are_there__complete_without_its_source)
