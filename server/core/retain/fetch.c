@@ -159,14 +159,22 @@ there_for(const struct group *group, struct th_version at_most)
 /* ---- copies that are brought ---------------------------------------------------------------- */
 
 /*
- * Of one that has come back from a former server life nobody says why it was made. One that is lent
- * may be taken, too.
+ * Of one that has come back from a former server life an older agent does not say what it was made
+ * for. One that is lent may be taken, too.
  */
 static bool
 is_fetch(const struct offload *offload)
 {
 	return offload->why == OFFLOAD_FETCH || offload->why == OFFLOAD_BORROW ||
 	       offload->why == OFFLOAD_REJOINED;
+}
+
+/* It is for who wants it alone, as far as is known: retention does not need it. */
+static bool
+only_brought(struct refsrv *server, const struct offload *offload)
+{
+	return offload->why == OFFLOAD_FETCH ||
+	       (offload->why == OFFLOAD_REJOINED && !retain_names(server, offload->version));
 }
 
 /* It is, or will be, where the group takes it from. */
@@ -327,7 +335,7 @@ spare_on(struct refsrv *server, const struct agent *agent)
 	for (model = server->models; model != NULL; model = model->hh.next) {
 		DL_FOREACH(model->retention.offloads, offload)
 		{
-			if (offload->why != OFFLOAD_FETCH || offload->version == NULL ||
+			if (offload->version == NULL || !only_brought(server, offload) ||
 				borrow_wanted(offload))
 				continue;
 			for (uint32_t i = 0; i < offload->num_shards; i++) {
@@ -455,7 +463,7 @@ end_what_is_overtaken(struct refsrv *server, struct model *model)
 
 	DL_FOREACH_SAFE(model->retention.offloads, offload, next)
 	{
-		if (offload->why == OFFLOAD_FETCH && offload->version != NULL &&
+		if (offload->version != NULL && only_brought(server, offload) &&
 			offload->state != OFFLOAD_READY && !borrow_wanted(offload) &&
 			!is_followed(server, offload))
 			overtaken(server, offload);

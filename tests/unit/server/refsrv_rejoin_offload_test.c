@@ -344,6 +344,11 @@ Test(refsrv_rejoin_offload, filling__for_a_group__given_up_for_a_newer_version)
 	is_wanted_until_overtaken(CTL_COPY_PREFETCH, "prefetch");
 }
 
+Test(refsrv_rejoin_offload, filling__nobody_says_why__given_up_for_a_newer_version)
+{
+	is_wanted_until_overtaken(CTL_COPY_UNSAID, "former server");
+}
+
 Test(refsrv_rejoin_offload, complete__operators_are_told_what_it_was_made_for)
 {
 	static const struct {
