@@ -321,6 +321,13 @@ transport_engine(const struct transport *transport, const char **ret_why)
 	return transport->uring ? "io_uring" : "epoll";
 }
 
+const char *
+transport_far(const struct transport *transport, uint32_t *ret_connections)
+{
+	*ret_connections = transport->config.far.connections;
+	return transport->far_congestion;
+}
+
 struct rdma *
 transport_rdma(const struct transport *transport)
 {

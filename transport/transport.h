@@ -162,6 +162,8 @@ void transport_close(struct transport *transport);
 const char *transport_address(const struct transport *transport);
 /* "epoll" or "io_uring"; why (may be NULL): a sentence, when it is not what was asked for. */
 const char *transport_engine(const struct transport *transport, const char **ret_why);
+/* Of what is sent to other datacenters; empty: as near. And by how many connections it reads. */
+const char *transport_far(const struct transport *transport, uint32_t *ret_connections);
 int transport_fd(const struct transport *transport); /* readable: poll it */
 /*
  * For regions (rdma/memory/region.h); all of them are released before transport_close. NULL: none.

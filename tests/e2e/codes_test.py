@@ -151,6 +151,10 @@ def a_transport_that_is_forbidden_is_no_path():
         status = json.loads(cl.thctl("-o", "json", "status", agent="c").stdout)
         assert status["rdma"] == "not used: rdma is off in the configuration", status["rdma"]
         assert status["transports"].startswith("local,tcp"), status["transports"]
+        assert status["far"].startswith("tcp, "), status["far"]
+        assert status["far"].endswith(", 16 connections, no cap"), status["far"]
+        assert status["far_transport"] == "tcp" and status["far_connections"] == 16, status
+        assert status["far_limit"] is None and status["far_fallbacks_counted"] is False, status
         for shard in (staged, strict, apart, near, other, reader, source):
             shard.close()
 

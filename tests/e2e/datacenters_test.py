@@ -104,6 +104,10 @@ def a_transfer_between_datacenters_has_its_own_policy():
                 data=f"{hosts.address(i)}:7071",
                 args=("-D", where, *args),
             )
+        status = json.loads(c.thctl("-o", "json", "status", agent="host2").stdout)
+        told = [status[f"far_{key}"] for key in ("transport", "congestion", "connections")]
+        assert told == ["tcp", "reno", CONNECTIONS], told
+        assert status["far_fallbacks_counted"] is False and status["far_limit"], status
         workers = [c.worker(f"worker{i}", f"host{i}") for i in range(3)]
         for i, worker in enumerate(workers):
             worker.setup(SIZE, model="m", replica=f"r{i}")

@@ -173,6 +173,7 @@ fill_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 		value_textf("%016" PRIx64, (uint64_t)status->server_inc));
 	document_field(document, "data_address", "data", value_text(status->data_address));
 	document_field(document, "transports", "transports", value_text(status->transports));
+	far_fields(document, status->far);
 	rdma_fields(document, status->rdma);
 	gpus_fields(document, status->gpus);
 	document_field(document, "verify", "verify", value_text(status->verify));

@@ -10,6 +10,31 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/units.h"
 
+/* ---- other datacenters ----------------------------------------------------------------------- */
+
+void
+far_fields(struct document *document, const Tensorhub__V1__FarInfo *far)
+{
+	char limit[TH_UNITS_BYTES] = "";
+
+	if (!far)
+		return;
+	if (far->limit > 0)
+		(void)th_print_size_short(far->limit, limit);
+	document_field(document, "far", "far",
+		value_textf("%s, %s, %u connections, %s%s%s", far->transport,
+			*far->congestion ? far->congestion : "congestion control as near",
+			far->connections, far->limit > 0 ? limit : "no cap",
+			far->limit > 0 ? "/s" : "",
+			far->fallbacks_counted ? ", fallbacks counted" : ""));
+	document_field(document, "far_transport", NULL, value_text(far->transport));
+	document_field(document, "far_congestion", NULL, value_text(far->congestion));
+	document_field(document, "far_connections", NULL, value_number(far->connections));
+	document_field(document, "far_limit", NULL,
+		far->limit > 0 ? value_rate(far->limit) : value_none());
+	document_field(document, "far_fallbacks_counted", NULL, value_flag(far->fallbacks_counted));
+}
+
 /* ---- RDMA ------------------------------------------------------------------------------------ */
 
 static size_t

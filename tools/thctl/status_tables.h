@@ -12,6 +12,8 @@
 
 /* NULL is an older agent, which says nothing. */
 void rdma_judge(struct document *document, const Tensorhub__V1__RdmaInfo *rdma);
+/* What comes from other datacenters, by which policy. NULL: an older agent. */
+void far_fields(struct document *document, const Tensorhub__V1__FarInfo *far);
 void rdma_fields(struct document *document, const Tensorhub__V1__RdmaInfo *rdma);
 void rdma_tables(struct document *document, const Tensorhub__V1__RdmaInfo *rdma);
 void gpus_judge(struct document *document, const Tensorhub__V1__GpusInfo *gpus);

@@ -23,6 +23,7 @@
 #define OPTIONS_NAME_BYTES 16 /* of a congestion control, as the kernel has it */
 
 enum options_far { OPTIONS_FAR_TCP, OPTIONS_FAR_RDMA, OPTIONS_FAR_AUTO /* as near */ };
+const char *options_far_name(enum options_far far);
 
 struct options {
 	char servers_text[OPTIONS_TEXT_BYTES]; /* as given; NULs where the commas were            */

@@ -262,15 +262,21 @@ options_set_congestion(
 	return 0;
 }
 
-static int
-set_far_transport(enum options_far *field, const char *key, const char *value, struct th_err *err)
+const char *
+options_far_name(enum options_far far)
 {
 	static const char *const names[] = {[OPTIONS_FAR_TCP] = "tcp",
 		[OPTIONS_FAR_RDMA] = "rdma",
 		[OPTIONS_FAR_AUTO] = "auto"};
-	for (uint32_t i = 0; i < TH_ARRAY_LEN(names); i++) {
-		if (strcmp(value, names[i]) == 0) {
-			*field = (enum options_far)i;
+	return names[far];
+}
+
+static int
+set_far_transport(enum options_far *field, const char *key, const char *value, struct th_err *err)
+{
+	for (enum options_far i = OPTIONS_FAR_TCP; i <= OPTIONS_FAR_AUTO; i++) {
+		if (strcmp(value, options_far_name(i)) == 0) {
+			*field = i;
 			return 0;
 		}
 	}

@@ -511,12 +511,24 @@ free_common(Tensorhub__V1__StatusReply *status, const struct common *common)
 	free(status->counters);
 }
 
+static void
+fill_far(const struct host *host, Tensorhub__V1__FarInfo *info)
+{
+	const struct options *options = &host->options;
+	tensorhub__v1__far_info__init(info);
+	info->transport = documents_text(options_far_name(options->far_transport));
+	info->congestion = documents_text(transport_far(host->transport, &info->connections));
+	info->limit = options->far_limit;
+	info->fallbacks_counted = options->far_transport == OPTIONS_FAR_AUTO;
+}
+
 void
 status_reply(struct host *host, uint64_t token, uint64_t request_no, const struct net_peer *worker)
 {
 	const struct options *options = &host->options;
 	Tensorhub__V1__Reply reply;
 	Tensorhub__V1__StatusReply status;
+	Tensorhub__V1__FarInfo far;
 	struct session_storage *storage;
 	struct common common;
 	char servers[OPTIONS_TEXT_BYTES], transports[256];
@@ -540,6 +552,8 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no, const struc
 	status.verify = documents_text(options->verify ? "full" : "off");
 	print_transports(host, transports, sizeof(transports));
 	status.transports = transports;
+	fill_far(host, &far);
+	status.far = &far;
 	status.own_only = worker != NULL;
 	if (!worker)
 		fill_common(host, &status, &common);
