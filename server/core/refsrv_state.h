@@ -230,6 +230,8 @@ struct retention { /* see retain.h; part of struct model */
 	struct borrow *borrows;
 	struct timer timer; /* at wake_ns */
 	int64_t wake_ns;    /* the next of all deadlines, while the model is settled     */
+	uint64_t looks;     /* scratch of fetch.c: so often it has settled               */
+	bool seeds;         /* likewise: some group wants copies anywhere near           */
 	/* What the agents were told last: see retain_notice.h. */
 	struct rules_told {
 		struct th_retain rules;
@@ -420,6 +422,7 @@ struct fetching { /* what its hosts bring before it asks: see fetch.h; part of s
 	struct th_version failed_beside; /* when that was ready, */
 	char why[CTL_REASON_BYTES];      /* for this reason */
 	uint32_t given_up;               /* in a row, because a newer one was there */
+	uint64_t on_its_way;             /* retention.looks, when something was that it waits for */
 };
 
 struct following { /* see follow.h; part of struct group */

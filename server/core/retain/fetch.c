@@ -194,6 +194,58 @@ serves(struct refsrv *server, const struct offload *offload, const struct group 
 	return true;
 }
 
+/*
+ * The groups that it may serve. As many hosts as prefetch have a copy each, so not every copy looks
+ * at every group: where all groups that want one want it on their hosts, those of its first host.
+ */
+struct walk {
+	bool begun;
+	struct group *group;
+	const struct member *member;
+};
+
+static struct group *
+walk_next(struct refsrv *server, const struct offload *offload, struct walk *walk)
+{
+	const struct model *model = offload->version->model;
+
+	if (!walk->begun) {
+		const struct agent *agent = agent_find(server, offload->shards[0].agent_inc);
+		walk->begun = true;
+		walk->group = model->retention.seeds ? model->groups : NULL;
+		walk->member = agent == NULL || walk->group != NULL ? NULL : agent->members;
+	}
+	struct group *group = walk->group;
+	if (group != NULL) {
+		walk->group = group->next;
+		return group;
+	}
+	while (walk->member != NULL) {
+		const struct member *member = walk->member;
+		walk->member = member->agent_next;
+		if (member->shard == 0 && member->group->model == model)
+			return member->group;
+	}
+	return NULL;
+}
+
+void
+fetch_survey(struct model *model)
+{
+	const struct group *group;
+
+	model->retention.seeds = false;
+	DL_FOREACH(model->groups, group)
+	{
+		for (uint32_t i = 0; group->reservation == 0 && i < group->num_shards; i++) {
+			const struct member *member = group->members[i];
+			if (member != NULL && (member->flags & CTL_OPEN_SEED) != 0 &&
+				(member->flags & CTL_OPEN_PREFETCH) == 0)
+				model->retention.seeds = true;
+		}
+	}
+}
+
 /* The version that the group follows by name; none: it is not there. */
 static struct th_version
 followed_by(struct refsrv *server, const struct group *group)
@@ -220,7 +272,7 @@ group_wants(struct refsrv *server, const struct group *group, const struct offlo
 bool
 fetch_wanted(struct refsrv *server, const struct offload *offload)
 {
-	const struct model *model = offload->version->model;
+	struct walk walk = {0};
 	const struct group *group;
 
 	if (!is_fetch(offload))
@@ -230,8 +282,7 @@ fetch_wanted(struct refsrv *server, const struct offload *offload)
 		if (agent != NULL && (node_drains(agent) || agent->leaving))
 			return false;
 	}
-	DL_FOREACH(model->groups, group)
-	{
+	while ((group = walk_next(server, offload, &walk)) != NULL) {
 		if (group_wants(server, group, offload))
 			return true;
 	}
@@ -242,10 +293,10 @@ void
 fetch_completed(const struct offload *offload)
 {
 	struct refsrv *server = offload->version->model->server;
+	struct walk walk = {0};
 	struct group *group;
 
-	DL_FOREACH(offload->version->model->groups, group)
-	{
+	while ((group = walk_next(server, offload, &walk)) != NULL) {
 		if (fetches(group) && serves(server, offload, group))
 			group->fetch.given_up = 0;
 	}
@@ -403,10 +454,10 @@ fetch_follow(struct refsrv *server, const struct group *group, struct version *v
 static bool
 is_followed(struct refsrv *server, const struct offload *offload)
 {
+	struct walk walk = {0};
 	const struct group *group;
 
-	DL_FOREACH(offload->version->model->groups, group)
-	{
+	while ((group = walk_next(server, offload, &walk)) != NULL) {
 		if (fetches(group) && serves(server, offload, group) &&
 			th_version_compare(followed_by(server, group), offload->version->id) == 0)
 			return true;
@@ -470,24 +521,31 @@ end_what_is_overtaken(struct refsrv *server, struct model *model)
 	}
 }
 
-/* It is being brought to the group, or something older is finished first. */
+/* It is what the group follows, or something older that is finished first: no other is begun. */
 static bool
-is_on_its_way(struct refsrv *server, const struct group *group, const struct version *version)
+is_for(struct refsrv *server, const struct group *group, const struct offload *offload)
 {
-	const struct offload *offload;
+	if (!fetches(group) || !serves(server, offload, group) ||
+		(TH_PLANT(each_group_brings_its_own) &&
+			strcmp(offload->replica, group->replica) != 0))
+		return false;
+	struct th_version followed = followed_by(server, group), id = offload->version->id;
+	return th_version_compare(followed, id) == 0 ||
+	       (is_newer(followed, id) && !is_followed(server, offload));
+}
 
-	DL_FOREACH(group->model->retention.offloads, offload)
-	{
-		if (!is_fetch(offload) || offload->version == NULL ||
-			offload->state == OFFLOAD_READY || !serves(server, offload, group) ||
-			(TH_PLANT(each_group_brings_its_own) &&
-				strcmp(offload->replica, group->replica) != 0))
-			continue;
-		if (offload->version == version || (is_newer(version->id, offload->version->id) &&
-							   !is_followed(server, offload)))
-			return true;
+static void
+mark_those_it_is_for(struct refsrv *server, const struct offload *offload)
+{
+	struct walk walk = {0};
+	struct group *group;
+
+	if (!is_fetch(offload) || offload->version == NULL || offload->state == OFFLOAD_READY)
+		return;
+	while ((group = walk_next(server, offload, &walk)) != NULL) {
+		if (is_for(server, group, offload))
+			group->fetch.on_its_way = offload->version->model->retention.looks;
 	}
-	return false;
 }
 
 static void
@@ -517,23 +575,33 @@ look(struct refsrv *server, struct group *group)
 	struct version *version = version_find(group->model, followed);
 	if (version == NULL || !layouts_fit(group, version) || has_failed(group, version) ||
 		there_for(group, followed) == version || !route_available(server, version, group) ||
-		is_on_its_way(server, group, version))
+		group->fetch.on_its_way == group->model->retention.looks)
 		return;
 	/* A worker there reads it across already: it is the seed. */
 	if (!prefetches(group) && dc_seed_skips(server, group, version))
 		return;
 	TH_MARK(fetch_begun);
 	offload_begin_fetch(server, group, version, prefetches(group));
+	/* The last one, unless nobody has room for it. */
+	const struct offload *first = group->model->retention.offloads;
+	if (first != NULL)
+		mark_those_it_is_for(server, first->prev);
 }
 
 void
 fetch_settle(struct refsrv *server, struct model *model)
 {
+	const struct offload *offload;
 	struct group *group;
 
 	if (model_warming(server, model))
 		return;
 	end_what_is_overtaken(server, model);
+	model->retention.looks++;
+	DL_FOREACH(model->retention.offloads, offload)
+	{
+		mark_those_it_is_for(server, offload);
+	}
 	DL_FOREACH(model->groups, group)
 	{
 		if (fetches(group))

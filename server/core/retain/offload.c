@@ -800,6 +800,7 @@ offload_settle(struct refsrv *server, struct model *model)
 {
 	struct offload *offload, *next;
 
+	fetch_survey(model);
 	DL_FOREACH_SAFE(model->retention.offloads, offload, next)
 	{
 		if (offload->version == NULL) {
