@@ -2,7 +2,7 @@
 /*
  * operator - what an operator does: drains nodes, waits until they are empty, switches some off or
  * takes the drain back; evicts replicas. When the faults end, all is taken back. And says go, to
- * whatever server there is, mostly for the latest version.
+ * whatever server there is, mostly for the latest version, and to a new one for the oldest.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,6 +15,7 @@
 /* An agent that comes back late brings a drain along that its next server has not heard of. */
 #define UNDRAINS 12u
 #define UNDRAIN_NS SEC
+#define NEW_NS (5 * SEC) /* since it was asked first */
 
 struct draining { /* a node that the operator watches */
 	struct task task;
@@ -22,6 +23,11 @@ struct draining { /* a node that the operator watches */
 	int64_t until_ns;
 	bool switch_off;
 };
+
+static struct {
+	uint64_t inc;
+	int64_t ns;
+} heard[SERVERS_MAX]; /* each server, since when */
 
 static int
 ask(struct srv *srv, const struct ctl_admin *admin, struct ctl_admin_reply *ret_reply)
@@ -96,6 +102,34 @@ operator_evicts(const struct group *group)
 	ask(&world.servers[chance(RNG_FAULT, world.options.servers)], &admin, &reply);
 }
 
+/* Of what workers of the model hold; none: nobody holds anything. */
+static struct th_version
+oldest_held(uint32_t model)
+{
+	struct th_version oldest = {.version = TH_NO_VERSION};
+
+	for (uint32_t i = 0; i < world.options.groups; i++) {
+		struct th_version held = world.groups[i].workers[0].line.held;
+		if (world.groups[i].model == model && !th_version_none(held) &&
+			(th_version_none(oldest) || th_version_compare(held, oldest) < 0))
+			oldest = held;
+	}
+	return oldest;
+}
+
+/* Somebody who comes late asks it first: whatever it answers it has heard from agents alone. */
+static bool
+is_new(const struct srv *srv)
+{
+	uint32_t i = srv->process.index;
+
+	if (heard[i].inc != srv->inc) {
+		heard[i].inc = srv->inc;
+		heard[i].ns = world.now_ns;
+	}
+	return world.now_ns < heard[i].ns + NEW_NS;
+}
+
 static void
 say_go(struct task *task)
 {
@@ -111,6 +145,9 @@ say_go(struct task *task)
 		snprintf(admin.spec, sizeof(admin.spec), "%" PRIu64,
 			world.last_version[model] -
 				chance(RNG_FOLLOW, th_min_u64(world.last_version[model], 3) + 1));
+	struct th_version oldest = oldest_held(model);
+	if (is_new(srv) && !th_version_none(oldest))
+		snprintf(admin.spec, sizeof(admin.spec), "%" PRIu64, oldest.version);
 	if (ask(srv, &admin, &reply) == 0) {
 		TRACE("go is said for version #", reply.go.version);
 		check_follow_said(srv, model, reply.go);
@@ -123,6 +160,7 @@ say_go(struct task *task)
 void
 operator_start(void)
 {
+	memset(heard, 0, sizeof(heard));
 	if (world.options.go_ns > 0)
 		task_in(task_new(sizeof(struct task), say_go, NULL), world.options.go_ns);
 }

@@ -21,7 +21,6 @@ HOLES = {
     'coalesced_change_lost': 'rare: found at seed 258 of other draws',
     'empty_before_it_is_known': 'rare: found at seed 1972, and 1389 of other draws',
     'empty_while_it_is_read': 'a given up leg runs on for a moment; unit refsrv_admin has it',
-    'go_is_lost_with_the_server': 'go is soon said again; unit agent_follower has it',
     'not_flushed_before_the_end': 'servers wait for the legs themselves; unit agent_call has it',
     'outcome_told_twice': 'told is asked once: no second way leads there',
     'reservation_taken_twice': 'only an agent that lies opens twice; unit refsrv_offload has it',

@@ -320,6 +320,15 @@ followers(struct options *o)
 		return;
 	o->follow_percent = (uint32_t)between(RNG_FOLLOW, 20, 100);
 	o->go_ns = between(RNG_FOLLOW, 100 * MS, 3 * SEC);
+	if (!percent(RNG_FOLLOW, 40))
+		return;
+	/* Servers are lost and nothing else: what each agent was told of a go is certain. */
+	o->loss_permille = o->slow_permille = o->clock_skew_permille = o->reset_percent = 0;
+	o->host_pause_ns = o->server_pause_ns = o->cut_ns = o->slow_link_ns = 0;
+	o->pipe_drop_ns = o->peer_cut_ns = 0;
+	o->server_restart_ns = between(RNG_FOLLOW, 3 * SEC, 8 * SEC);
+	o->server_down_ns = between(RNG_FOLLOW, MS, SEC);
+	o->go_ns = between(RNG_FOLLOW, 100 * MS, 500 * MS);
 }
 
 void
