@@ -6,6 +6,7 @@ reads its sources and puts weights into a module. There is no engine around the 
 starts whole ones, of one version. Suite `frameworks`, once for each version that meson names.
 """
 
+import logging
 import os
 import subprocess
 import sys
@@ -76,11 +77,11 @@ class Trainer:
         self.handle.close()
 
 
-def trainer_of(adapter, model, net, client, lineage=1):
+def trainer_of(adapter, model, net, client, lineage=1, **options):
     if not TRAINS:
         return Trainer(model, net, client, lineage)
     return wt.WeightTransferTrainerFactory.trainer_init(
-        adapter.TrainerInfo(model, rank=0, lineage=lineage),
+        adapter.TrainerInfo(model, rank=0, lineage=lineage, **options),
         client=client, source=wt.ModuleSource(net),
     )  # fmt: skip
 
@@ -175,6 +176,87 @@ def test_an_engine_waits_for_the_first_version_where_it_is_told_to(adapter, agen
         h.publish(1)
         engine.join()
     assert begins.bits() == trained.bits()
+
+
+class Elsewhere(Client):
+    """Of workers on another host, which has this agent."""
+
+    def __init__(self, agent, *workers):
+        super().__init__(*workers)
+        self.agent = agent
+
+    def __getattribute__(self, name):
+        call = super().__getattribute__(name)
+        if not callable(call):
+            return call
+
+        def there(*arguments):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("THC_AGENT", self.agent.runtime)
+                patch.setattr("socket.gethostname", lambda: "elsewhere")
+                return call(*arguments)
+
+        return there
+
+
+@pytest.fixture
+def elsewhere(daemons):
+    """Agents, by what they are started with."""
+    made = []
+
+    def start(*args):
+        made.append(daemons.agent("elsewhere", args=args))
+        return made[-1]
+
+    yield start
+    for one in made:
+        daemons.replaced(one)
+
+
+@trains
+def test_hosts_of_engines_fetch_a_step_before_they_are_told(
+    adapter, workers, model, elsewhere, caplog
+):
+    """All but the first one, and the host once for both workers."""
+    made, nets = workers
+    caplog.set_level(logging.INFO, "tensorhub")
+    trained, client = Net(0), Elsewhere(elsewhere(), *made)
+    size = sum(one.nbytes for one in trained.parameters())
+    trainer = trainer_of(adapter, model, trained, client, prefetch=60.0)
+
+    def sends(trainer, seed):
+        """Bytes that the host had before, and all, of each worker."""
+        caplog.clear()
+        trained.draw(seed)
+        trainer.send_weights()
+        assert all(net.bits() == trained.bits() for net in nets)
+        return [record.args[-2:] for record in caplog.records if "install_s" in record.message]
+
+    assert sends(trainer, 1) == [(0, size)] * 2
+    for seed in (2, 3):
+        first, second = sends(trainer, seed)
+        assert first == (size, size) and second in (first, (0, size))  # or it reads from the first
+    trainer.shutdown()
+    again = trainer_of(adapter, model, trained, client, lineage=2)  # one that does not ask for it
+    for seed in (4, 5):
+        assert sends(again, seed) == [(0, size)] * 2
+    again.shutdown()
+
+
+@trains
+def test_where_no_host_can_fetch_it_is_said_once(adapter, model, agent, elsewhere, caplog):
+    trained, net = Net(0), Net(0)
+    worker = worker_of(net)
+    client = Elsewhere(elsewhere("--offload-limit", "0"), worker)
+    trainer = trainer_of(adapter, model, trained, client, prefetch=0.5)
+    for step in (1, 2, 3, 4):
+        trained.draw(step)
+        trainer.send_weights()
+        assert net.bits() == trained.bits()
+    said = [record.message for record in caplog.records if "--offload-limit" in record.message]
+    assert len(said) == 1 and "version 2," in said[0], said
+    trainer.shutdown()
+    worker.weight_transfer_engine.shutdown()
 
 
 @trains

@@ -32,6 +32,7 @@ PULL_S = 900.0  # the other workers wait for a pull, by a group of torch that wa
 @dataclass
 class InitInfo(wt.base.WeightTransferInitInfo):  # type: ignore[misc,unused-ignore]
     model: str  #: what agents call the weights
+    prefetch: bool = False  #: hosts fetch versions before an update asks for them
 
 
 @dataclass
@@ -41,6 +42,7 @@ class UpdateInfo(wt.base.WeightTransferUpdateInfo):  # type: ignore[misc,unused-
     model: str
     lineage: int
     version: int
+    prefetch: bool = False
 
 
 class Engine(_vllm.Member, wt.WeightTransferEngine):  # type: ignore[misc,unused-ignore]
@@ -49,6 +51,7 @@ class Engine(_vllm.Member, wt.WeightTransferEngine):  # type: ignore[misc,unused
     init_info_cls, update_info_cls = InitInfo, UpdateInfo
     supports_draft_weight_update = False
     _weights: Dict[str, Any] = {}
+    _prefetch = False  # how the handle was opened
     _begun = False
     _received: Optional[th.Result] = None  # of all workers, until it is loaded
 
@@ -58,7 +61,7 @@ class Engine(_vllm.Member, wt.WeightTransferEngine):  # type: ignore[misc,unused
         def part() -> None:
             if self._begun:
                 raise RuntimeError(f"{_vllm.BEGUN}; end it by finish_weight_update")
-            self._open(init_info.model)
+            self._open(init_info)
 
         _vllm.everywhere(part, self.parallel_config)
 
@@ -90,12 +93,13 @@ class Engine(_vllm.Member, wt.WeightTransferEngine):  # type: ignore[misc,unused
             begin = time.monotonic()
             _vllm.load(self.model, self.model_config, self._weights)
             log.info(
-                "vllm: version %d: wait_s %.3f, wire_s %.3f, install_s %.3f", received.version,
-                received.wait, received.transfer + received.verify, time.monotonic() - begin,
+                "vllm: version %d: wait_s %.3f, wire_s %.3f, install_s %.3f; prefetched %d of %d",
+                received.version, received.wait, received.transfer + received.verify,
+                time.monotonic() - begin, received.bytes_prefetched, received.bytes_moved,
             )  # fmt: skip
 
     def _pull(self, wanted: UpdateInfo, check: bool) -> th.Result:
-        handle: th.Handle = self._open(wanted.model)
+        handle: th.Handle = self._open(wanted)
         is_new = not self._weights
         try:
             later = max((lineage for lineage, _ in handle.list().all), default=0)
@@ -129,11 +133,12 @@ class Engine(_vllm.Member, wt.WeightTransferEngine):  # type: ignore[misc,unused
             self._leave()
         self._weights = {}
 
-    def _open(self, model: str) -> Any:
-        if self._handle is not None and self._handle.model != model:
+    def _open(self, info: Any) -> Any:
+        now = self._handle and (self._handle.model, self._prefetch)
+        if now and now != (info.model, info.prefetch):
             self._leave()
-        if self._opened("vllm", model=model):
-            self._weights = {}
+        if self._opened("vllm", model=info.model, prefetch=info.prefetch):
+            self._weights, self._prefetch = {}, info.prefetch
         return self._handle
 
     @staticmethod
