@@ -2,15 +2,18 @@
 """What an update of an engine of vLLM takes, and where: waiting, bytes moving, vLLM's loader.
 
 TH_BUILD=build PYTHON-WITH-VLLM tests/bench/vllm_update.py [--layers N] [--workers N] [--updates N]
+    [--agents 2 [--prefetch SECONDS]]
 
 A model of Qwen2's form in BF16, a trainer, and an engine without a GPU on one host. Prints one line
 for each update, and the memory of the trainer and of each worker. A measurement, not a test.
+--agents 2: the engine has an agent of its own, as on another host. --prefetch: of TrainerInfo.
 """
 
 import argparse
 import json
 import os
 import re
+import socket
 import sys
 import tempfile
 import time
@@ -25,6 +28,7 @@ import test_vllm  # noqa: E402
 
 MIB = 1 << 20
 LINE = re.compile(r"version (\d+): wait_s ([\d.]+), wire_s ([\d.]+), install_s ([\d.]+)")
+ROOM = 2 << 30  # of the engine's agent, for the model
 
 
 def memory(pid):
@@ -54,19 +58,44 @@ def main():
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--updates", type=int, default=6)
+    parser.add_argument("--agents", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--prefetch", type=float, default=0.0)
     options = parser.parse_args()
     cluster, failed = Cluster(), True
     place = tempfile.TemporaryDirectory(prefix="th-bench-")
     try:
-        os.environ["THC_AGENT"] = cluster.agent("a").runtime
-        run(options, place.name)
+        runtime = os.environ["THC_AGENT"] = cluster.agent("a").runtime
+        if options.agents == 2:
+            runtime = cluster.agent("b", args=["--offload-limit", str(ROOM)]).runtime
+            name_here = socket.gethostname() + "-trainer"
+            socket.gethostname = lambda: name_here  # of this process only
+        run(options, place.name, runtime)
         failed = False
     finally:
         cluster.close(failed)
         place.cleanup()
 
 
-def run(options, place):
+class Timed:
+    """The client of an engine, which answers nothing between the first call of an update and the
+    end of its last one: so long it stands still."""
+
+    def __init__(self, engine):
+        self.engine, self.stall, self.began = engine, 0.0, 0.0
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    def start_weight_update(self, *arguments):
+        self.began = time.monotonic()
+        return self.engine.start_weight_update(*arguments)
+
+    def finish_weight_update(self, *arguments):
+        self.engine.finish_weight_update(*arguments)
+        self.stall = time.monotonic() - self.began
+
+
+def run(options, place, runtime):
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": options.layers}
     policy = test_vllm.Policy(os.path.join(place, "model"), **sizes)
     policy.model.bfloat16()
@@ -79,6 +108,7 @@ def run(options, place):
     with open(os.path.join(place, "logging.json"), "w", encoding="ascii") as f:
         json.dump(logging, f)
     environ = {"VLLM_LOGGING_CONFIG_PATH": os.path.join(place, "logging.json")}
+    environ["THC_AGENT"] = runtime
     if options.workers == 2:
         environ.update(test_vllm.TWO)
     log = os.path.join(place, "engine.log")
@@ -89,9 +119,13 @@ def run(options, place):
     )  # fmt: skip
     workers = processes(engine.process.pid)
     before = {pid: memory(pid) for pid in [os.getpid(), *workers]}
-    trainer = test_vllm.trainer_of(policy, "bench", engine)
+    client = Timed(engine)
+    told = {"prefetch": options.prefetch} if options.prefetch else {}
+    trainer = test_vllm.trainer_of(policy, "bench", client, **told)
     print(f"{size / MIB:.0f} MiB in {len(list(policy.model.parameters()))} tensors")
     for step in range(1, options.updates + 1):
+        for parameter in policy.model.parameters():
+            parameter.data.mul_(-1.01)  # all is new: nothing is reused
         began = time.monotonic()
         trainer.send_weights(step)
         took = time.monotonic() - began
@@ -99,7 +133,10 @@ def run(options, place):
             rows = [m.groups() for m in map(LINE.search, f) if m and int(m[1]) == step]
         assert len(rows) == options.workers, rows
         for _, wait, wire, install in rows:
-            print(f"update {step}: {took:.2f} s; wait {wait}, wire {wire}, install {install} s")
+            print(
+                f"update {step}: {took:.2f} s, the engine stands still for {client.stall:.2f} s; "
+                f"wait {wait}, wire {wire}, install {install} s", flush=True,
+            )  # fmt: skip
     for pid, (anon0, shared0) in before.items():
         anon, shared = memory(pid)
         if shared != shared0:
