@@ -42,14 +42,22 @@ kind_name(uint16_t kind)
 {
 	if (kind == SHM_LIST)
 		return "grouped list";
+	if (kind == SHM_FOLLOW)
+		return "follow";
 	return kind == SHM_WATCH ? "wait" : kind == SHM_CANCEL ? "cancel" : ctl_op_name(kind);
+}
+
+static bool
+kind_is_group(uint16_t kind)
+{
+	return kind <= SHM_LIST || kind == SHM_FOLLOW;
 }
 
 /* A group operation: its end may be unknown. A watch changes nothing. */
 static bool
 is_group(const struct thc_op *op)
 {
-	return op->kind <= SHM_LIST;
+	return kind_is_group(op->kind);
 }
 
 int
@@ -189,7 +197,7 @@ op_submit(struct thc_shard *shard, const struct op_request *request, struct thc_
 
 	if (rc < 0)
 		return rc;
-	if (request->kind <= SHM_LIST && (shard->running != NULL || shard->listing))
+	if (kind_is_group(request->kind) && (shard->running != NULL || shard->listing))
 		return shim_fail(THC_E_STATE,
 			"a %s of this handle runs; one operation of a handle runs at a time",
 			kind_name(shard->running != NULL ? shard->running->kind : SHM_LIST));

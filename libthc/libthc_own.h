@@ -381,6 +381,9 @@ void attributes_free(struct thc_shard *shard);
 /* In place of a serial: what is reached through /proc/self/mem. */
 #define PRIVATE_SERIAL UINT64_MAX
 void tensors_release(struct thc_shard *shard); /* the agent has let go of them */
+/* thc_memory_path, inside the handle. */
+TH_MUST_USE int memory_path_of(
+	struct thc_shard *shard, const char *tensor, char *ret_text, size_t text_bytes);
 
 /* ---- given.c -------------------------------------------------------------------------------- */
 

@@ -265,7 +265,7 @@ say_hello(struct thc_shard *shard, int64_t until_ns)
 {
 	const struct fdmsg_hello hello = {.protocol_min = FDMSG_PROTOCOL_MIN,
 		.protocol_max = FDMSG_PROTOCOL_MAX,
-		.features = FDMSG_FEATURE_GPU | FDMSG_FEATURE_BORROW,
+		.features = FDMSG_FEATURES,
 		.page_bytes = (uint32_t)sysconf(_SC_PAGESIZE)};
 	struct fdmsg_welcome welcome;
 	int rc = open_close_ask(shard, FDMSG_HELLO, &hello, sizeof(hello), FDMSG_WELCOME, until_ns);

@@ -598,13 +598,37 @@ write_path(const struct thc_shard *shard, const struct placed_tensor *placed, ch
 }
 
 int
-thc_memory_path(struct thc_shard *shard, const char *tensor, char *ret_text, size_t text_bytes)
+memory_path_of(struct thc_shard *shard, const char *tensor, char *ret_text, size_t text_bytes)
 {
 	union {
 		const char *constant;
 		char *plain;
 	} name = {.constant = tensor};
+	const struct placed_tensor key = {.name = name.plain};
+	const struct placed_tensor *placed =
+		shard->num_placed == 0 ? NULL
+				       : bsearch(&key, shard->placed, shard->num_placed,
+						 sizeof(key), register_by_name);
 
+	if (shard->registration != REGISTRATION_DONE)
+		return shim_fail(THC_E_STATE, "this handle has no tensors registered");
+	if (placed == NULL)
+		return shim_fail(THC_E_INVALID, "tensor: no tensor '%.80s' is registered", tensor);
+	if (placed->bytes == 0)
+		(void)snprintf(ret_text, text_bytes, "direct (the tensor has no bytes)");
+	else if (placed->device != THC_HOST && placed->serial != 0)
+		shadow_path(
+			&shard->shadow, placed->device, placed->unreached, ret_text, text_bytes);
+	else if (placed->device != THC_HOST)
+		gpu_path(shard, placed->device, placed->start, ret_text, text_bytes);
+	else
+		write_path(shard, placed, ret_text, text_bytes);
+	return 0;
+}
+
+int
+thc_memory_path(struct thc_shard *shard, const char *tensor, char *ret_text, size_t text_bytes)
+{
 	if (tensor == NULL)
 		return shim_fail(THC_E_INVALID, "tensor: is NULL");
 	if (ret_text == NULL)
@@ -614,24 +638,7 @@ thc_memory_path(struct thc_shard *shard, const char *tensor, char *ret_text, siz
 	int rc = shard_enter(shard, ENTER_BEGINS_NOTHING);
 	if (rc < 0)
 		return rc;
-	const struct placed_tensor key = {.name = name.plain};
-	const struct placed_tensor *placed =
-		shard->num_placed == 0 ? NULL
-				       : bsearch(&key, shard->placed, shard->num_placed,
-						 sizeof(key), register_by_name);
-	if (shard->registration != REGISTRATION_DONE)
-		rc = shim_fail(THC_E_STATE, "this handle has no tensors registered");
-	else if (placed == NULL)
-		rc = shim_fail(THC_E_INVALID, "tensor: no tensor '%.80s' is registered", tensor);
-	else if (placed->bytes == 0)
-		(void)snprintf(ret_text, text_bytes, "direct (the tensor has no bytes)");
-	else if (placed->device != THC_HOST && placed->serial != 0)
-		shadow_path(
-			&shard->shadow, placed->device, placed->unreached, ret_text, text_bytes);
-	else if (placed->device != THC_HOST)
-		gpu_path(shard, placed->device, placed->start, ret_text, text_bytes);
-	else
-		write_path(shard, placed, ret_text, text_bytes);
+	rc = memory_path_of(shard, tensor, ret_text, text_bytes);
 	shard_leave(shard);
 	return rc;
 }

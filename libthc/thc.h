@@ -223,7 +223,10 @@ enum thc_event_bits {
 	THC_EV_GROUP_BROKEN = 8u,
 	THC_EV_AGENT_LOST = 16u,
 	THC_EV_AT_RISK = 32u,
-	THC_EV_READY = 64u, /* a newer version is whole on this host: thc_ready_version */
+	THC_EV_READY = 64u,    /* a newer version is whole on this host: thc_ready_version */
+	THC_EV_UPDATED = 128u, /* the agent has brought a version by itself (thc_follow); who sees
+				* the version in thc_held_version finds the event, too */
+	THC_EV_FOLLOW_FAILED = 256u, /* it could not, and tries again; thctl events has why */
 };
 /*
  * What happened since the last call: a mask, each bit once. No system call when nothing happened,
@@ -408,6 +411,25 @@ struct thc_manifest {
 int thc_get_manifest(struct thc_shard *shard, const char *version, uint32_t of_shard,
 	int64_t timeout_ms, struct thc_manifest **ret_manifest);
 void thc_manifest_free(struct thc_manifest *manifest);
+
+/* ---- follow --------------------------------------------------------------------------------- */
+
+/*
+ * From now on the agent brings the versions for which somebody says go into the registered tensors
+ * by itself, for all members of the group (all of them call it). version is "latest", or NULL: no
+ * more; it returns when the last such transfer has ended. thc_unpublish and thc_close end it, too.
+ * Memory of thc_alloc or thc_import that is "direct", and "cuda-ipc" (thc_memory_path); else
+ * THC_E_MEMORY_KIND. thc_held_version answers THC_E_NOT_AVAILABLE from before the first overwritten
+ * byte to the last: who finds the same version before and after a batch, and no THC_EV_UPDATED in
+ * between, knows that the weights of this shard did not change under it. Flags: 0. A call of the
+ * worker before GO cancels such a transfer, one after GO waits for it.
+ */
+int thc_follow(struct thc_shard *shard, const char *version, uint32_t flags, int64_t timeout_ms);
+/*
+ * Followers of the model may take its versions up to this one, which is there. It is never taken
+ * back. For a member that has registered tensors, and could publish; an observer cannot.
+ */
+int thc_go(struct thc_shard *shard, uint64_t version, int64_t timeout_ms);
 
 /* ---- borrow --------------------------------------------------------------------------------- */
 

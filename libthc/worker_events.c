@@ -10,12 +10,14 @@
 #include "ipc/sock/peer.h"
 #include "libthc/libthc_own.h"
 
-_Static_assert(THC_EV_EVICTED == 1u << SHM_EV_EVICTED &&
-		       THC_EV_VERSION_CONFLICT == 1u << SHM_EV_CONFLICT &&
-		       THC_EV_CONTRACT == 1u << SHM_EV_CONTRACT &&
-		       THC_EV_GROUP_BROKEN == 1u << SHM_EV_BROKEN &&
-		       THC_EV_AGENT_LOST == 1u << SHM_EV_LOST &&
-		       THC_EV_AT_RISK == 1u << SHM_EV_AT_RISK && THC_EV_READY == 1u << SHM_EV_READY,
+_Static_assert(
+	THC_EV_EVICTED == 1u << SHM_EV_EVICTED &&
+		THC_EV_VERSION_CONFLICT == 1u << SHM_EV_CONFLICT &&
+		THC_EV_CONTRACT == 1u << SHM_EV_CONTRACT &&
+		THC_EV_GROUP_BROKEN == 1u << SHM_EV_BROKEN &&
+		THC_EV_AGENT_LOST == 1u << SHM_EV_LOST && THC_EV_AT_RISK == 1u << SHM_EV_AT_RISK &&
+		THC_EV_READY == 1u << SHM_EV_READY && THC_EV_UPDATED == 1u << SHM_EV_UPDATED &&
+		THC_EV_FOLLOW_FAILED == 1u << SHM_EV_FOLLOW_FAILED,
 	"a bit for each counter");
 
 /* The line, after a look at the agent where its heartbeat is old. */

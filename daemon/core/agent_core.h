@@ -254,6 +254,7 @@ struct agent_line {
 	uint16_t ready_told;     /* how often THC_EV_READY happened */
 	uint16_t updated;        /* how often the agent has brought a version by itself */
 	uint16_t follow_failed;  /* how often it could not, and tries again */
+	bool follows;            /* its memory may be written without a call: for the shell alone */
 };
 
 #define AGENT_LEFT_TEXTS 8u /* sentences of what was waited for: the first ones */

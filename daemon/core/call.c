@@ -190,6 +190,11 @@ state_check(const struct agent_core *agent, const struct session *session,
 			name);
 	if (!ac_registered(session))
 		return th_fail(err, TH_E_STATE, "%s: register tensors first", name);
+	if (submit->kind == CTL_OP_PUBLISH && session->part != NULL &&
+		session->held.version == TH_NO_VERSION)
+		return th_fail(err, TH_E_STATE,
+			"publish: the handle follows, and a version is being brought into its "
+			"tensors; unpublish first, which ends that");
 	if (submit->kind == CTL_OP_PUBLISH && session->part != NULL)
 		return th_fail(err, TH_E_STATE,
 			"publish: the handle holds version %" PRIu64 "; unpublish it first",

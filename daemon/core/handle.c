@@ -544,6 +544,7 @@ ac_session_line(struct agent_core *agent, struct session *session)
 		.at_risk = session->num_at_risk,
 		.updated = session->num_updated,
 		.follow_failed = session->num_follow_failed,
+		.follows = session->follows[0] != '\0',
 	};
 
 	if (session->state == SESSION_OPENING || ac_internal(session))
@@ -555,7 +556,8 @@ ac_session_line(struct agent_core *agent, struct session *session)
 		line.broken == session->line.broken && line.contract == session->line.contract &&
 		line.conflict == session->line.conflict && line.evicted == session->line.evicted &&
 		line.at_risk == session->line.at_risk && line.updated == session->line.updated &&
-		line.follow_failed == session->line.follow_failed && !other_ready)
+		line.follow_failed == session->line.follow_failed &&
+		line.follows == session->line.follows && !other_ready)
 		return;
 	if (other_ready && !th_version_none(line.ready)) {
 		TH_MARK(worker_hears_what_is_ready);

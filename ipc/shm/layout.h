@@ -29,6 +29,7 @@ enum shm_submission_kind {
 	SHM_LIST,
 	SHM_WATCH,  /* completes when the generation is higher than version_spec (decimal) */
 	SHM_CANCEL, /* of the operation in slot */
+	SHM_FOLLOW, /* CTL_OP_FOLLOW; with FDMSG_FEATURE_FOLLOW */
 };
 
 struct shm_submission {
@@ -92,6 +93,8 @@ enum shm_event_counter {
 	SHM_EV_LOST,
 	SHM_EV_AT_RISK,
 	SHM_EV_READY,
+	SHM_EV_UPDATED,
+	SHM_EV_FOLLOW_FAILED,
 	SHM_EV_COUNT
 };
 
@@ -102,7 +105,7 @@ struct shm_line { /* what the worker may know without a system call; under the s
 	uint64_t generation;
 	uint64_t heartbeat_ns; /* CLOCK_MONOTONIC of the agent */
 	uint16_t events[SHM_EV_COUNT];
-	uint8_t reserved[10];
+	uint8_t reserved[6];
 	/* Behind what an older worker reads; an older agent has no worker that asks for it. */
 	uint64_t ready_lineage, ready_version; /* version UINT64_MAX: none */
 	uint8_t reserved2[48];

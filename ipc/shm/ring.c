@@ -245,7 +245,7 @@ submission_valid(const struct shm_submission *submission)
 {
 	size_t length = strnlen(submission->version_spec, sizeof(submission->version_spec));
 
-	return submission->kind >= SHM_PUBLISH && submission->kind <= SHM_CANCEL &&
+	return submission->kind >= SHM_PUBLISH && submission->kind <= SHM_FOLLOW &&
 	       submission->slot < SHM_CAPACITY && submission->deadline_ns >= -1 &&
 	       length < sizeof(submission->version_spec) &&
 	       all_zero(submission->version_spec + length,

@@ -66,6 +66,11 @@ enum fdmsg_kind {
 
 #define FDMSG_FEATURE_BORROW UINT64_C(2) /* BORROW and LENT */
 
+#define FDMSG_FEATURE_FOLLOW UINT64_C(4) /* SHM_FOLLOW in the ring */
+
+/* What this release has. */
+#define FDMSG_FEATURES (FDMSG_FEATURE_GPU | FDMSG_FEATURE_BORROW | FDMSG_FEATURE_FOLLOW)
+
 struct fdmsg_head {
 	uint32_t magic;
 	uint16_t kind;

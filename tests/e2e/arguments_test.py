@@ -65,6 +65,8 @@ def null_handles():
     assert lib.thc_list(None, 0, 0, None) == bad
     assert lib.thc_held_version(None, None, None) == bad
     assert lib.thc_ready_version(None, None, None) == bad
+    assert lib.thc_follow(None, None, 0, 0) == bad
+    assert lib.thc_go(None, 1, 0) == bad
     assert lib.thc_alloc(0, 0, None) == bad
     assert lib.thc_free(c.c_void_p(12345)) == bad
     assert lib.thc_strerror(-5004) and lib.thc_strerror(1)

@@ -19,6 +19,8 @@ HEAD = struct.Struct("<IHHII")
 MAGIC = 0x31434854
 HELLO, WELCOME, REFUSED, OPEN, SESSION, MEMORY, MEMORY_ID, FORGET, CLOSE, CLOSED = range(1, 11)
 GPU = 11
+FOLLOW = 8  # of enum shm_submission_kind
+STATE, INVALID = -5002, -5001
 FEATURE_GPU = 1
 ROUNDS = 40
 CLOSERS = 16  # THREADS_MAX of closer.c
@@ -456,6 +458,7 @@ def ring():
             index(2**64 - 1),
             index(1 << 40),
             record(submission(kind=0)),
+            record(submission(kind=9)),
             record(submission(kind=99)),
             record(submission(slot=64)),
             record(submission(slot=65535)),
@@ -465,6 +468,25 @@ def ring():
         ]
         for n, case in enumerate(cases):
             attack(n, case)
+
+        # FOLLOW of who has registered nothing, and of what is none: its code, in its slot.
+        def refused(n, spec):
+            s, fds = session(a.runtime, f"follower{n}")
+            with mmap.mmap(fds[0], 0) as w, mmap.mmap(fds[1], 0, prot=mmap.PROT_READ) as answers:
+                record(submission(kind=FOLLOW, spec=spec))(w)
+                os.write(fds[2], struct.pack("<Q", 1))
+                wait_for(lambda: answers[64:72] == struct.pack("<Q", 1), 30, "an answer")
+                _op_seq, _slot, _zero, code = struct.unpack_from("<QHHi", answers, 256)
+            for fd in fds:
+                os.close(fd)
+            s.close()
+            return code
+
+        assert [refused(n, spec) for n, spec in enumerate((b"latest", b"x", b"1"))] == [
+            STATE,
+            INVALID,
+            STATE,
+        ]
         # What is written under the agent's eyes: random bytes over the whole file, again and again.
         for n in range(10):
             s, fds = session(a.runtime, f"flip{n}")

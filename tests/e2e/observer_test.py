@@ -107,6 +107,8 @@ def all_else_is_refused():
             (shard.update_async,),
             (lambda: shard.list(group=True),),
             (shard.memory_path, "w"),
+            (raw.follow, shard),
+            (raw.go, shard, 1),
         ):
             cluster.expect_error("STATE", call, *args)
         assert shard.held is None and shard.safe_to_mutate and shard.events() == 0

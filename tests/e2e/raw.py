@@ -53,6 +53,15 @@ def wait(handle, predicate, timeout=20):
     _abi.call("thc_wait", handle._shard, judge, None, _steps.milliseconds(timeout))
 
 
+def follow(handle, version="latest", timeout=20):
+    spec = version.encode() if version else None
+    _abi.call("thc_follow", handle._shard, spec, 0, _steps.milliseconds(timeout))
+
+
+def go(handle, version, timeout=20):
+    _abi.call("thc_go", handle._shard, version, _steps.milliseconds(timeout))
+
+
 class Lent:
     """thc_borrow, and what it has brought: rows are (name, address, bytes)."""
 

@@ -240,6 +240,11 @@ def cmd_wake(name="s"):
     memories[name].wake()
 
 
+def cmd_punch(name="s"):
+    """Takes the pages out of the first half."""
+    memory_kinds.punch(memories[name].fd, 0, memories[name].bytes // 2)
+
+
 def cmd_fill(seed, name="s"):
     data = content.content(seed, memories[name].bytes)
     memories[name].write(0, data)
@@ -301,6 +306,10 @@ def cmd_op_wait(name="s", timeout=30):
     return fields(ops[name].result(timeout))
 
 
+def cmd_op_waits(name="s"):
+    return ops[name]._waits()
+
+
 def cmd_op_cancel(name="s"):
     ops[name].cancel()
 
@@ -328,6 +337,30 @@ def cmd_wait_ready(version, name="s", seconds=60):
             return version
         poller.poll(100)
     raise TimeoutError(f"ready: {handle.ready_version}, told: {told}")
+
+
+def cmd_follow_versions(version="latest", name="s", timeout=30):
+    """None: no more."""
+    raw.follow(shards[name], version, timeout)
+
+
+def cmd_go(version, name="s", timeout=30):
+    raw.go(shards[name], version, timeout)
+
+
+def cmd_await_held(version, name="s", seconds=60):
+    """Until this version is held, or a later one: which, and the bits of all events meanwhile. The
+    agent brings it; what is called here changes nothing."""
+    handle, seen, end = shards[name], 0, time.monotonic() + seconds
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    while time.monotonic() < end:
+        held = handle.held
+        seen |= int(handle.events())
+        if held is not None and held[1] >= version:
+            return [held[1], seen]
+        poller.poll(100)
+    raise TimeoutError(f"holds {handle.held}, events {seen}")
 
 
 def cmd_events(name="s"):

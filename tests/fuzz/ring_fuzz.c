@@ -50,7 +50,7 @@ __wrap_engine_post(struct host *of, const struct agent_event *event)
 	const struct agent_submission *submit = &event->u.submit;
 	TH_ASSERT(event->kind == AGENT_EV_SUBMIT && submit->slot < SHM_CAPACITY);
 	TH_ASSERT(session.slots[submit->slot].busy);
-	TH_ASSERT((submit->kind >= CTL_OP_PUBLISH && submit->kind <= CTL_OP_LIST) ||
+	TH_ASSERT((submit->kind >= CTL_OP_PUBLISH && submit->kind <= CTL_OP_FOLLOW) ||
 		  submit->kind == AGENT_SUBMIT_WATCH);
 	TH_ASSERT(submit->timeout_ns >= TH_FOREVER);
 	TH_ASSERT(memchr(submit->spec, '\0', sizeof(submit->spec)) != NULL);
@@ -93,7 +93,7 @@ agent_reads(struct input *input)
 		if (what < 0x40) {
 			write_somewhere(input, &w, sizeof(w));
 		} else if (what < 0xa0) {
-			submission.kind = (uint16_t)(SHM_PUBLISH + more % SHM_CANCEL);
+			submission.kind = (uint16_t)(SHM_PUBLISH + more % SHM_FOLLOW);
 			submission.slot = more >> 3;
 			submission.deadline_ns = (int8_t)input_byte(input);
 			submission.flags = input_byte(input);

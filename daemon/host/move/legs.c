@@ -128,7 +128,7 @@ static void
 show_progress(struct host *host, const struct leg *leg)
 {
 	struct host_session *session = session_find(host, leg->session);
-	if (session)
+	if (session && !ctl_op_automatic(leg->gen))
 		operations_progress(session, xfer_part_prefix_bytes(leg->xfer),
 			xfer_part_table(leg->xfer)->bytes);
 }
@@ -146,6 +146,17 @@ legs_choose_way(struct host *host, struct leg *leg, bool far)
 		snprintf(leg->path.why, sizeof(leg->path.why), "%s", why);
 }
 
+/* Who follows has not called, so that nobody has looked (ring_channel.c). */
+static int
+legs_check_pages(struct host *host, const struct agent_action *action, struct th_err *err)
+{
+	const struct host_session *session = session_find(host, action->session);
+	const struct tensors *tensors = session ? session->registration.tensors : NULL;
+	if (!ctl_op_automatic(action->u.leg.gen) || !tensors)
+		return 0;
+	return operations_has_pages(tensors, true, err);
+}
+
 static void
 legs_begin(struct host *host, const struct agent_action *action, struct xfer_part *xfer,
 	struct xfer_part *source)
@@ -153,6 +164,11 @@ legs_begin(struct host *host, const struct agent_action *action, struct xfer_par
 	struct xfer_part *donor =
 		parts_find(host, action->u.leg.donor_session, action->u.leg.donor_gen);
 	const struct ctl_grant *grant = &action->u.leg.grant;
+	struct th_err err;
+	if (legs_check_pages(host, action, &err) < 0) {
+		fail_at_once(host, action, err.code, false, err.text);
+		return;
+	}
 	struct leg *leg = legs_add(host, action, xfer);
 	if (source)
 		TH_FP(agent_copies);

@@ -258,6 +258,20 @@ deny(struct host *host, const struct net_server_item *item, uint64_t request_no,
 	documents_refuse(host, item->token, request_no, TH_E_DENIED, text);
 }
 
+/* Who could publish to all who follow may also say that they may go on. */
+static const char *
+why_no_go(const struct host_session *session)
+{
+	if (!session)
+		return "who has no handle open says go for nothing here";
+	if (session_observes(session))
+		return "an observer can publish nothing, so it says go for nothing";
+	if (!session->registration.tensors)
+		return "who has registered no tensors can publish nothing, so he says go for "
+		       "nothing";
+	return NULL;
+}
+
 /* A worker's question about the cluster is one about the model of its handle. */
 static bool
 may_ask(struct host *host, const struct net_server_item *item,
@@ -270,7 +284,13 @@ may_ask(struct host *host, const struct net_server_item *item,
 		model = request->list->model;
 	else if (request->body_case == TENSORHUB__V1__REQUEST__BODY_RESOLVE)
 		model = request->resolve->model;
-	if (request->body_case == TENSORHUB__V1__REQUEST__BODY_ADMIN)
+	bool admin = request->body_case == TENSORHUB__V1__REQUEST__BODY_ADMIN;
+	bool go = admin && request->admin->verb == CTL_ADMIN_GO;
+	if (go)
+		model = request->admin->model;
+	if (go && why_no_go(session))
+		what = why_no_go(session);
+	else if (admin && !go)
 		what = "only operators drain, evict and read the events";
 	else if (request->body_case == TENSORHUB__V1__REQUEST__BODY_INSPECT)
 		what = "only operators see all of the cluster";

@@ -86,7 +86,7 @@ fd_channel_on_hello(struct host_session *session, const struct fdmsg_hello *hell
 	session->knows_loans = (hello->features & FDMSG_FEATURE_BORROW) != 0;
 	struct fdmsg_welcome welcome = {
 		.protocol = FDMSG_PROTOCOL_MAX,
-		.features = hello->features & (FDMSG_FEATURE_GPU | FDMSG_FEATURE_BORROW),
+		.features = hello->features & FDMSG_FEATURES,
 		.tensors_max = host->options.tensors_max,
 		.memory_objects_max = host->options.memory_objects_max,
 	};

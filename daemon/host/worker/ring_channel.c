@@ -145,76 +145,119 @@ operations_progress(struct host_session *session, uint64_t done_bytes, uint64_t 
 
 /* ---- submissions ---------------------------------------------------------------------------- */
 
+/* It may have the registered tensors overwritten: by itself, or as long as the handle follows. */
+static bool
+writes(const struct shm_submission *submission)
+{
+	return submission->kind == SHM_REPLICATE || submission->kind == SHM_UPDATE ||
+	       (submission->kind == SHM_FOLLOW && submission->version_spec[0] != '\0');
+}
+
 /*
  * Bytes that peers read from one session must not be overwritten through another. The core knows
  * no memory, so this is asked before it hears of the operation.
  */
-static bool
-claim_fits(struct host_session *session, uint32_t slot, uint32_t kind)
+static int
+claim_fits(const struct host_session *session, const struct shm_submission *submission,
+	struct th_err *err)
 {
-	enum claim_mode mode = kind == SHM_PUBLISH                           ? CLAIM_READ
-			       : kind == SHM_REPLICATE || kind == SHM_UPDATE ? CLAIM_WRITE
-									     : CLAIM_NONE;
+	enum claim_mode mode = submission->kind == SHM_PUBLISH ? CLAIM_READ
+			       : writes(submission)            ? CLAIM_WRITE
+							       : CLAIM_NONE;
 	uint32_t own, other;
 	const struct claim *conflict =
 		claim_conflict(&session->host->claims, &session->claim, mode, &own, &other);
 	if (!conflict)
-		return true;
+		return 0;
 	const struct host_session *holder = conflict->owner;
 	const struct tensors *mine = session->registration.tensors;
 	const struct tensors *theirs = holder->registration.tensors;
 	char label[SESSION_LABEL_BYTES];
-	struct th_err err;
-	th_fail(&err, TH_E_INVALID,
-		"tensor '%.100s' lies on bytes of tensor '%.100s' of shard %.200s, which are %s; "
-		"%s",
+	return th_fail(err, TH_E_INVALID,
+		"tensor '%.100s' lies on bytes of tensor '%.100s' of shard %.200s, which %s",
 		mine->manifest.rows[mine->intervals[own].row].name,
 		theirs->manifest.rows[theirs->intervals[other].row].name,
 		session_label(holder, label),
-		conflict->mode == CLAIM_WRITE ? "being replaced" : "published or held there",
-		conflict->mode == CLAIM_WRITE ? "wait until that has ended"
-					      : "unpublish there first, or use other memory");
-	complete_failed(session, slot, &err);
-	return false;
+		holder->follows
+			? "follows, so that they may be replaced at any moment; end that first, or "
+			  "use other memory"
+		: conflict->mode == CLAIM_WRITE ? "are being replaced; wait until that has ended"
+						: "are published or held there; unpublish there "
+						  "first, or use other memory");
 }
 
 /* What can only be read can be published, and nothing can be written to it. */
-static bool
-ring_channel_writable(struct host_session *session, uint32_t slot, uint32_t kind)
+static int
+ring_channel_writable(const struct tensors *tensors, struct th_err *err)
 {
-	const struct tensors *tensors = session->registration.tensors;
-	struct th_err err;
-	if ((kind != SHM_REPLICATE && kind != SHM_UPDATE) || !tensors || !tensors->read_only)
-		return true;
-	th_fail(&err, TH_E_MEMORY_KIND,
+	if (!tensors->read_only)
+		return 0;
+	return th_fail(err, TH_E_MEMORY_KIND,
 		"tensor '%.200s' can not be a destination: %s; register memory that can be written",
 		tensors->manifest.rows[tensors->read_only_row].name, tensors->read_only);
-	complete_failed(session, slot, &err);
-	return false;
 }
 
-/* What is touched first is paid for: by the worker, before this agent comes. */
-static bool
-has_pages(struct host_session *session, uint32_t slot, uint32_t kind)
+/*
+ * What is reached through its process or its descriptor is looked at by libthc before each of its
+ * calls, for other memory may lie there by then; and who follows calls nothing.
+ */
+static int
+stays_the_same(struct host_session *session, struct th_err *err)
 {
 	const struct tensors *tensors = session->registration.tensors;
-	bool destination = kind == SHM_REPLICATE || kind == SHM_UPDATE;
+	for (uint32_t i = 0; i < tensors->manifest.num_rows; i++) {
+		const struct memory *memory =
+			memory_object(&session->memory, tensors->memory_ids[i]);
+		if (memory && memory->access && !memory->space)
+			return th_fail(err, TH_E_MEMORY_KIND,
+				"follow: tensor '%.200s' lies in memory that the agent does not "
+				"map, and that may be other memory when the next version comes; "
+				"register memory of thc_alloc, or call update",
+				tensors->manifest.rows[i].name);
+	}
+	return 0;
+}
+
+int
+operations_has_pages(const struct tensors *tensors, bool destination, struct th_err *err)
+{
 	uint64_t missing;
-	struct th_err err;
-	if ((!destination && kind != SHM_PUBLISH) || !tensors)
-		return true;
 	const struct holes_file *file =
 		holes_find(tensors->files, tensors->num_files, destination, &missing);
 	if (!file)
-		return true;
-	th_fail(&err, TH_E_STALE_MEMORY,
+		return 0;
+	return th_fail(err, TH_E_STALE_MEMORY,
 		"the memory of tensor '%.200s', and of others in the same file, has no pages for "
 		"%" PRIu64
 		" bytes, which the agent would have to pay for; write to it, or unregister and "
 		"register: that makes them",
 		tensors->manifest.rows[file->row].name, missing);
-	complete_failed(session, slot, &err);
-	return false;
+}
+
+/* What the shell finds itself, before the core hears of it. */
+static int
+ring_channel_check(
+	struct host_session *session, const struct shm_submission *submission, struct th_err *err)
+{
+	const struct tensors *tensors = session->registration.tensors;
+	bool destination = writes(submission);
+	int rc = 0;
+	if (tensors && destination)
+		rc = ring_channel_writable(tensors, err);
+	if (rc == 0 && tensors && submission->kind == SHM_FOLLOW && destination)
+		rc = stays_the_same(session, err);
+	if (rc == 0 && tensors && (destination || submission->kind == SHM_PUBLISH))
+		rc = operations_has_pages(tensors, destination, err);
+	return rc == 0 ? claim_fits(session, submission, err) : rc;
+}
+
+/* As the core knows it: the numbers of the two are the same for the first five alone. */
+static uint32_t
+ring_channel_kind(const struct shm_submission *submission)
+{
+	return submission->kind == SHM_WATCH    ? AGENT_SUBMIT_WATCH
+	       : submission->kind == SHM_FOLLOW ? CTL_OP_FOLLOW
+						: submission->kind;
 }
 
 static void
@@ -237,21 +280,24 @@ ring_channel_submit(struct host_session *session, const struct shm_submission *s
 	}
 	host->counters.submissions++;
 	TH_FP(agent_submitted);
-	session->slots[slot] = (struct session_slot){
-		.busy = true, .kind = submission->kind, .op_seq = submission->op_seq};
+	session->slots[slot] = (struct session_slot){.busy = true,
+		.kind = submission->kind,
+		.writes = writes(submission),
+		.op_seq = submission->op_seq};
 	struct shm_slot running = {.state = SHM_SLOT_RUNNING, .op_seq = submission->op_seq};
 	/* In this order: who reads the number of this operation finds no progress of the last. */
 	ring_slot_progress(&session->ring, slot, 0, 0);
 	ring_slot_write(&session->ring, slot, &running);
-	if (!ring_channel_writable(session, slot, submission->kind) ||
-		!has_pages(session, slot, submission->kind) ||
-		!claim_fits(session, slot, submission->kind))
+	struct th_err err;
+	if (ring_channel_check(session, submission, &err) < 0) {
+		complete_failed(session, slot, &err);
 		return;
+	}
 	session_update_claim(session);
 	struct agent_event event = {.kind = AGENT_EV_SUBMIT, .session = session->id};
 	event.u.submit = (struct agent_submission){
 		.slot = slot,
-		.kind = submission->kind == SHM_WATCH ? AGENT_SUBMIT_WATCH : submission->kind,
+		.kind = ring_channel_kind(submission),
 		.flags = submission->flags,
 		.timeout_ns = submission->deadline_ns,
 	};
@@ -325,7 +371,9 @@ operations_line(struct host_session *session, const struct agent_line *line)
 		    session->line.events[SHM_EV_CONFLICT] != line->conflict ||
 		    session->line.events[SHM_EV_EVICTED] != line->evicted ||
 		    session->line.events[SHM_EV_AT_RISK] != line->at_risk ||
-		    session->line.events[SHM_EV_READY] != line->ready_told;
+		    session->line.events[SHM_EV_READY] != line->ready_told ||
+		    session->line.events[SHM_EV_UPDATED] != line->updated ||
+		    session->line.events[SHM_EV_FOLLOW_FAILED] != line->follow_failed;
 	session->line.safe_to_mutate = line->safe_to_mutate;
 	session->line.held_lineage = line->held.lineage;
 	session->line.held_version = line->held.version;
@@ -338,6 +386,10 @@ operations_line(struct host_session *session, const struct agent_line *line)
 	session->line.events[SHM_EV_EVICTED] = line->evicted;
 	session->line.events[SHM_EV_AT_RISK] = line->at_risk;
 	session->line.events[SHM_EV_READY] = line->ready_told;
+	session->line.events[SHM_EV_UPDATED] = line->updated;
+	session->line.events[SHM_EV_FOLLOW_FAILED] = line->follow_failed;
+	session->follows = line->follows;
+	session_update_claim(session);
 	if (!session->segment.a)
 		return; /* written with the first line */
 	ring_line_write(&session->ring, &session->line);

@@ -14,6 +14,8 @@
 
 struct host;
 struct host_session;
+struct tensors;
+struct th_err;
 
 /* Of the loop: the worker rang. arg is the session. */
 void operations_rung(void *arg, uint32_t events);
@@ -24,7 +26,10 @@ bool operations_run(struct host *host);
 
 /* The end of the operation in a slot, as the core or the shell says. */
 void operations_complete(struct host_session *session, const struct agent_action *action);
+/* Of the operation that the worker waits for: what it follows has no slot. */
 void operations_progress(struct host_session *session, uint64_t done_bytes, uint64_t total_bytes);
+/* What is touched first is paid for: by the worker, before this agent comes. 0, or a code. */
+int operations_has_pages(const struct tensors *tensors, bool destination, struct th_err *err);
 
 void operations_start_line(struct host_session *session);
 void operations_line(struct host_session *session, const struct agent_line *line);

@@ -349,14 +349,15 @@ session_no_rdma(const struct host_session *session)
 void
 session_update_claim(struct host_session *session)
 {
-	enum claim_mode mode = session->live_parts > 0 ? CLAIM_READ : CLAIM_NONE;
+	enum claim_mode mode = session->follows          ? CLAIM_WRITE
+			       : session->live_parts > 0 ? CLAIM_READ
+							 : CLAIM_NONE;
 	for (uint32_t i = 0; i < SHM_CAPACITY; i++) {
 		if (!session->slots[i].busy)
 			continue;
-		uint32_t kind = session->slots[i].kind;
-		if (kind == SHM_REPLICATE || kind == SHM_UPDATE)
+		if (session->slots[i].writes)
 			mode = CLAIM_WRITE;
-		else if (kind == SHM_PUBLISH && mode == CLAIM_NONE)
+		else if (session->slots[i].kind == SHM_PUBLISH && mode == CLAIM_NONE)
 			mode = CLAIM_READ;
 	}
 	session->claim.mode = mode;

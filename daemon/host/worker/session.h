@@ -48,6 +48,7 @@ enum host_session_state {
 struct session_slot {
 	bool busy;       /* from the submission until its completion                           */
 	uint32_t kind;   /* enum shm_submission_kind                                            */
+	bool writes;     /* the tensors are its destination                                     */
 	uint64_t op_seq; /* the worker's number                                                */
 };
 
@@ -76,6 +77,7 @@ struct host_session {
 	struct memory_set memory; /* owns */
 	struct registration registration;
 	struct claim claim;
+	bool follows;              /* the core may have its tensors written at any moment */
 	uint64_t forbidden_source; /* the last one that no allowed transport reaches */
 	uint64_t forbidden_gen;    /* in the operation that fills this generation    */
 	uint32_t forbidden_times;  /* how many there were in it                      */

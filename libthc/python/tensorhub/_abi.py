@@ -159,6 +159,8 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "thc_set_attribute": (c.c_int, [_SHARD, _TEXT, _P, c.c_size_t]),
     "thc_get_manifest": (c.c_int, [_SHARD, _TEXT, c.c_uint32, _MS, _PP]),
     "thc_manifest_free": (None, [_P]),
+    "thc_follow": (c.c_int, [_SHARD, _TEXT, _FLAGS, _MS]),
+    "thc_go": (c.c_int, [_SHARD, c.c_uint64, _MS]),
     "thc_borrow": (c.c_int, [_SHARD, _TEXT, c.c_uint32, _FLAGS, _MS, _PP]),
     "thc_return": (c.c_int, [_P]),
     "thc_list": (c.c_int, [_SHARD, _FLAGS, _MS, _PP]),

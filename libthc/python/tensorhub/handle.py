@@ -43,6 +43,8 @@ class Event(enum.IntFlag):
     AGENT_LOST = 16
     AT_RISK = 32
     READY = 64
+    UPDATED = 128
+    FOLLOW_FAILED = 256
 
 
 _handles: "weakref.WeakSet[Base]" = weakref.WeakSet()

@@ -77,6 +77,12 @@
 			int64_t timeout_ms, const struct thc_manifest **ret_manifest),             \
 		(shard, version, of_shard, flags, timeout_ms, ret_manifest))                       \
 	X(thc_return, (const struct thc_manifest *manifest), (manifest))                           \
+	X(thc_follow,                                                                              \
+		(struct thc_shard * shard, const char *version, uint32_t flags,                    \
+			int64_t timeout_ms),                                                       \
+		(shard, version, flags, timeout_ms))                                               \
+	X(thc_go, (struct thc_shard * shard, uint64_t version, int64_t timeout_ms),                \
+		(shard, version, timeout_ms))                                                      \
 	X(thc_list,                                                                                \
 		(struct thc_shard * shard, uint32_t flags, int64_t timeout_ms,                     \
 			struct thc_listing * *ret_listing),                                        \

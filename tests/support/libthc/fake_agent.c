@@ -216,7 +216,7 @@ on_hello(struct fake_agent *agent)
 {
 	const struct fdmsg_welcome welcome = {.protocol = agent->protocol,
 		.tensors_max = agent->tensors_max,
-		.features = agent->no_gpus ? 0 : FDMSG_FEATURE_GPU | FDMSG_FEATURE_BORROW,
+		.features = agent->no_gpus ? 0 : FDMSG_FEATURES,
 		.memory_objects_max = 1000,
 		.agent_version = "fake",
 		.node = "here"};

@@ -120,6 +120,28 @@ Test(agent_follower, memory_is_not_the_workers__as_long_as_it_follows)
 	cr_assert_eq(rig_last(&rig, AGENT_UNREGISTERED)->u.answer.code, 0);
 }
 
+Test(agent_follower, line__says_to_the_shell_that_it_follows)
+{
+	went();
+	followed(5);
+	cr_assert(line()->follows);
+	rig_submit(&rig, 1, 0, CTL_OP_FOLLOW, "", TH_FOREVER);
+	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	cr_assert_not(line()->follows);
+}
+
+Test(agent_follower, publish__while_a_version_is_brought__says_what_to_do)
+{
+	went();
+	submit(0, CTL_OP_PUBLISH, TH_FOREVER);
+	cr_assert_eq(code_of(0), TH_E_STATE);
+	cr_assert_not_null(strstr(rig_last(&rig, AGENT_COMPLETE)->u.complete.text, "follows"));
+	followed(5);
+	submit(0, CTL_OP_PUBLISH, TH_FOREVER);
+	cr_assert_not_null(
+		strstr(rig_last(&rig, AGENT_COMPLETE)->u.complete.text, "holds version 5"));
+}
+
 Test(agent_follower, unpublish__ends_it)
 {
 	went();

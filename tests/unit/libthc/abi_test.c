@@ -103,6 +103,7 @@ _Static_assert(THC_SPOT == 1 && THC_REQUIRE_RDMA == 2 && THC_OFFLOAD_SEED == 4, 
 _Static_assert(THC_NO_MEMORY_FD == 8 && THC_STAGED == 16 && THC_PREFETCH == 32, "");
 _Static_assert(THC_CLOSE_ABANDON == 1 && THC_ALLOC_HUGE == 1 && THC_FORCE == 1, "");
 _Static_assert(THC_LIST_GROUP == 1 && THC_REPLICA_DRAINING == 8 && THC_EV_READY == 64, "");
+_Static_assert(THC_EV_UPDATED == 128 && THC_EV_FOLLOW_FAILED == 256, "");
 _Static_assert(THC_DIMS_MAX == 8 && THC_NAME_MAX == 255 && THC_HOST == -1, "");
 
 #endif

@@ -439,6 +439,14 @@ Test(libthc_args, listings_and_questions__bad_arguments__are_named)
 	expect(thc_borrow(shard, "1", 0, 4, SOON, &lent), THC_E_INVALID, "flags: ");
 	expect(thc_borrow(shard, "1", 0, 0, -2, &lent), THC_E_INVALID, "timeout_ms: ");
 	expect(thc_borrow(shard, "1", 0, 0, SOON, NULL), THC_E_INVALID, "ret_manifest: ");
+	expect(thc_follow(NULL, NULL, 0, SOON), THC_E_INVALID, "shard: ");
+	expect(thc_follow(shard, "17", 0, SOON), THC_E_INVALID, "version: ");
+	expect(thc_follow(shard, "", 0, SOON), THC_E_INVALID, "version: ");
+	expect(thc_follow(shard, "latest", 1, SOON), THC_E_INVALID, "flags: ");
+	expect(thc_follow(shard, "latest", 0, -2), THC_E_INVALID, "timeout_ms: ");
+	expect(thc_go(NULL, 1, SOON), THC_E_INVALID, "shard: ");
+	expect(thc_go(shard, THC_NO_VERSION, SOON), THC_E_INVALID, "version: ");
+	expect(thc_go(shard, 1, -2), THC_E_INVALID, "timeout_ms: ");
 	expect(thc_return(NULL), THC_E_INVALID, "manifest: ");
 	expect(thc_return(&none), THC_E_INVALID, "manifest: ");
 	expect(thc_set_attribute(NULL, "a", "", 0), THC_E_INVALID, "shard: ");

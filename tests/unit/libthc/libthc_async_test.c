@@ -393,7 +393,8 @@ Test(libthc_async, fd__agent_hangs_up__is_readable_until_events_are_asked)
 Test(libthc_async, events__each__is_told_once)
 {
 	const uint32_t bits[] = {THC_EV_EVICTED, THC_EV_VERSION_CONFLICT, THC_EV_CONTRACT,
-		THC_EV_GROUP_BROKEN, THC_EV_AGENT_LOST, THC_EV_AT_RISK, THC_EV_READY};
+		THC_EV_GROUP_BROKEN, THC_EV_AGENT_LOST, THC_EV_AT_RISK, THC_EV_READY,
+		THC_EV_UPDATED, THC_EV_FOLLOW_FAILED};
 
 	cr_assert_eq(thc_shard_events(shard), 0);
 	for (size_t i = 0; i < TH_ARRAY_LEN(bits); i++) {

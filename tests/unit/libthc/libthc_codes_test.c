@@ -74,6 +74,9 @@ call_borrow(void)
 	return thc_borrow(shard, "latest", 0, 0, timeout_ms, &manifest);
 }
 
+CALL(follow, thc_follow(shard, "latest", 0, timeout_ms))
+CALL(go, thc_go(shard, 1, timeout_ms))
+
 static int
 list_with(uint32_t flags)
 {
@@ -150,6 +153,8 @@ static const struct {
 	{"set_attribute", call_set_attribute, HANDLE},
 	{"get_manifest", call_get_manifest, HANDLE | DOCUMENT},
 	{"borrow", call_borrow, HANDLE | DOCUMENT},
+	{"follow", call_follow, HANDLE | OPERATION | TENSORS},
+	{"go", call_go, HANDLE | DOCUMENT},
 	{"list", call_list, HANDLE | DOCUMENT},
 	{"list of the group", call_list_group, HANDLE | OPERATION},
 	{"wait", call_wait, HANDLE | DOCUMENT},

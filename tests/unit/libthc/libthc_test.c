@@ -561,6 +561,87 @@ Test(libthc, ready_version__told_and_taken_back__wakes_who_polls)
 	}
 }
 
+/* ---- following ----------------------------------------------------------------------------- */
+
+Test(libthc, follow__direct_memory__is_an_operation_of_a_kind_of_its_own)
+{
+	cr_assert_eq(thc_follow(shard, "latest", 0, SOON), THC_E_STATE);
+	says("thc_register");
+	good(register_two());
+	good(thc_follow(shard, "latest", 0, SOON));
+	cr_assert_eq(agent.submission.kind, SHM_FOLLOW);
+	cr_assert_str_eq(agent.submission.version_spec, "latest");
+	cr_assert_eq(agent.submission.flags, 0);
+	good(thc_follow(shard, NULL, 0, SOON));
+	cr_assert_eq(agent.submission.kind, SHM_FOLLOW);
+	cr_assert_str_eq(agent.submission.version_spec, "");
+}
+
+/* What the agent reaches by descriptor or address must be looked at before each transfer. */
+Test(libthc, follow__memory_that_is_copied__names_the_tensor)
+{
+	char *plain = calloc(1, 64);
+	const struct thc_tensor tensor = {"plain", plain, 64, THC_U8, THC_HOST, 1, {64}, {0}, {0}};
+
+	good(thc_register(shard, &tensor, 1, sizeof(tensor), SOON));
+	unsigned before = agent.submissions;
+	cr_assert_eq(thc_follow(shard, "latest", 0, SOON), THC_E_MEMORY_KIND);
+	says("tensor 'plain'");
+	cr_assert_eq(agent.submissions, before);
+	good(thc_unregister(shard, SOON));
+	free(plain);
+}
+
+Test(libthc, follow__runs__is_the_one_operation)
+{
+	struct thc_op *op = NULL;
+
+	good(register_two());
+	script(agent.operation = FAKE_HOLD);
+	good(thc_update_submit(shard, "latest", SOON, &op));
+	cr_assert_eq(thc_follow(shard, "latest", 0, SOON), THC_E_STATE);
+	says("update");
+	fake_agent_await(&agent, &agent.submissions, 1);
+	script(fake_agent_release(&agent, 0, NULL));
+	good(thc_op_wait(op, SOON, NULL));
+	thc_op_free(op);
+	/* What had no answer in time is unknown, as of any operation of the group. */
+	script(agent.ignore_cancel = true);
+	cr_assert_eq(thc_follow(shard, NULL, 0, 0), THC_E_UNKNOWN);
+	says("the follow had no outcome");
+	fake_agent_await(&agent, &agent.submissions, 2);
+	script(fake_agent_release(&agent, 0, NULL));
+	good(thc_resolve(shard, SOON, NULL));
+}
+
+Test(libthc, follow__agent_of_an_older_release__said_so)
+{
+	good(thc_close(shard, 0, SOON));
+	script(agent.no_gpus = true);
+	good(try_open(&shard));
+	cr_assert_eq(thc_follow(shard, NULL, 0, SOON), THC_E_PROTOCOL);
+	says("follows nothing");
+}
+
+Test(libthc, followed__held_and_event__in_one_look)
+{
+	struct pollfd poll_fd = {.fd = thc_fd(shard), .events = POLLIN};
+	uint64_t version = 0;
+
+	script({
+		agent.line.held_version = 18;
+		agent.line.events[SHM_EV_UPDATED]++;
+		fake_agent_line(&agent);
+	});
+	cr_assert_eq(poll(&poll_fd, 1, SOON), 1);
+	good(thc_held_version(shard, NULL, &version));
+	cr_assert_eq(version, 18);
+	cr_assert_eq(thc_shard_events(shard), THC_EV_UPDATED);
+	script(agent.line.events[SHM_EV_FOLLOW_FAILED]++; fake_agent_line(&agent));
+	cr_assert_eq(thc_shard_events(shard), THC_EV_FOLLOW_FAILED);
+	cr_assert_eq(thc_shard_events(shard), 0);
+}
+
 Test(libthc, list__agents_listing__is_converted)
 {
 	struct thc_listing *listing = NULL;
