@@ -159,6 +159,42 @@ def unchanged(options):
             row(f"update with nothing new, {what}", text, "all reused", least == 1)
 
 
+def prefetch(options):
+    """For how long an update holds its caller when its host has fetched the version, and when not:
+    it comes from another agent."""
+    for fetched in (True, False):
+        with cluster(has_gpus=True) as c:
+            room = str(options.bytes + (64 << 20))
+            c.agent("a")
+            c.agent("b", args=["--offload-limit", room])
+            w, r = c.worker("w", "a"), c.worker("r", "b")
+            for worker, flags in ((w, {}), (r, {"prefetch": fetched})):
+                worker.call("open", model="m", replica=worker.label, **flags)
+                worker.call("alloc", total_bytes=options.bytes, gpu="legacy", device=0)
+                worker.call("register", timeout=60)
+            r.call("update")  # the group has said what it follows
+            times = []
+            for version in range(1, options.rounds + 2):
+                w.call("fill_words", word=version)
+                w.call("publish", version=version, timeout=120)
+                if fetched:
+                    r.call("wait_ready", version=version)
+                seconds, result = seconds_of(r, "update", timeout=250)
+                there = result["bytes_prefetched"]
+                assert there == (result["bytes_moved"] if fetched else 0), result
+                assert result["updated"] and result["bytes_moved"] == options.bytes, result
+                w.call("unpublish", timeout=60)
+                times.append(seconds)
+            pause = statistics.median(times[1:])  # the first one opens, maps and pins
+            if not fetched:
+                row("update from another agent holds its caller", f"{pause * 1e3:.1f} ms")
+                continue
+            rate = r.call("gpu_rates", total_bytes=options.copy_bytes)["htod"]
+            most = options.bytes / (0.9 * rate) + 0.050
+            what = "update of what its host has fetched holds its caller"
+            row(what, f"{pause * 1e3:.1f} ms", f"<= {most * 1e3:.1f} ms", pause <= most)
+
+
 def two_agents(options):
     """GPU to GPU and host to host in turns, both by TCP."""
     nbytes = options.tcp_bytes
@@ -334,6 +370,7 @@ ROWS = (
     digest,
     small_tensors,
     unchanged,
+    prefetch,
     two_agents,
     register,
     publish,

@@ -25,6 +25,8 @@ ROWS = (
     "500 ranges of 8192 bytes, read by one launch",
     "update with nothing new, same GPU",
     "update with nothing new, two agents",
+    "update of what its host has fetched",
+    "update from another agent",
     "two agents, GPU to GPU",
     "register 10,000 tensors, legacy",
     "register 10,000 tensors, small_chunks",
