@@ -2,11 +2,12 @@
 """What an update of an engine of vLLM takes, and where: waiting, bytes moving, vLLM's loader.
 
 TH_BUILD=build PYTHON-WITH-VLLM tests/bench/vllm_update.py [--layers N] [--workers N] [--updates N]
-    [--agents 2 [--prefetch SECONDS]]
+    [--agents 2 [--prefetch SECONDS] [--rate SIZE]]
 
 A model of Qwen2's form in BF16, a trainer, and an engine without a GPU on one host. Prints one line
 for each update, and the memory of the trainer and of each worker. A measurement, not a test.
 --agents 2: the engine has an agent of its own, as on another host. --prefetch: of TrainerInfo.
+--rate: the trainer's agent sends no more in a second, as over a slower link.
 """
 
 import argparse
@@ -27,7 +28,9 @@ from conftest import Cluster  # noqa: E402, I001 - it makes the package importab
 import test_vllm  # noqa: E402
 
 MIB = 1 << 20
-LINE = re.compile(r"version (\d+): wait_s ([\d.]+), wire_s ([\d.]+), install_s ([\d.]+)")
+LINE = re.compile(
+    r"version (\d+): wait_s ([\d.]+), wire_s ([\d.]+), install_s ([\d.]+); prefetched (\d+)"
+)
 ROOM = 2 << 30  # of the engine's agent, for the model
 
 
@@ -60,11 +63,14 @@ def main():
     parser.add_argument("--updates", type=int, default=6)
     parser.add_argument("--agents", type=int, choices=(1, 2), default=1)
     parser.add_argument("--prefetch", type=float, default=0.0)
+    parser.add_argument("--rate", default="0")
     options = parser.parse_args()
     cluster, failed = Cluster(), True
     place = tempfile.TemporaryDirectory(prefix="th-bench-")
     try:
-        runtime = os.environ["THC_AGENT"] = cluster.agent("a").runtime
+        runtime = os.environ["THC_AGENT"] = cluster.agent(
+            "a", args=["-o", f"rate.out={options.rate}"]
+        ).runtime
         if options.agents == 2:
             runtime = cluster.agent("b", args=["--offload-limit", str(ROOM)]).runtime
             name_here = socket.gethostname() + "-trainer"
@@ -132,10 +138,11 @@ def run(options, place, runtime):
         with open(log, encoding="utf-8", errors="replace") as f:
             rows = [m.groups() for m in map(LINE.search, f) if m and int(m[1]) == step]
         assert len(rows) == options.workers, rows
-        for _, wait, wire, install in rows:
+        for _, wait, wire, install, prefetched in rows:
             print(
                 f"update {step}: {took:.2f} s, the engine stands still for {client.stall:.2f} s; "
-                f"wait {wait}, wire {wire}, install {install} s", flush=True,
+                f"wait {wait}, wire {wire}, install {install} s; "
+                f"prefetched {int(prefetched) / MIB:.0f} MiB", flush=True,
             )  # fmt: skip
     for pid, (anon0, shared0) in before.items():
         anon, shared = memory(pid)
