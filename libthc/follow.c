@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * follow - thc_follow and thc_go: what the agent brings by itself, and up to which version it may.
+ * follow - thc_follow, its _submit form and thc_go: what the agent brings by itself, and up to
+ * which version it may.
  *
  * Before each of its own calls libthc looks whether the registered memory is still the same. Who
  * follows calls nothing, so only memory whose place cannot become another's is taken.
@@ -43,46 +44,79 @@ check_memory(struct thc_shard *shard)
 
 /* ---- the calls ------------------------------------------------------------------------------- */
 
-/* The handle is entered. */
 static int
-follow_run(struct thc_shard *shard, struct op_request *request)
+follow_check(const char *version, uint32_t flags, struct op_request *request)
 {
-	struct thc_op *op = NULL;
-	int rc = 0;
-
-	if ((shard->features & FDMSG_FEATURE_FOLLOW) == 0)
-		return shim_fail(THC_E_PROTOCOL,
-			"the agent is of a release that follows nothing; upgrade thagentd");
-	if (request->spec[0] != '\0' && shard->registration != REGISTRATION_DONE)
-		return shim_fail(THC_E_STATE, "follow needs tensors: call thc_register first");
-	if (request->spec[0] != '\0')
-		rc = check_memory(shard);
-	if (rc == 0)
-		rc = op_submit(shard, request, &op);
-	return rc == 0 ? op_complete(op, request->deadline_ns, NULL, NULL) : rc;
-}
-
-int
-thc_follow(struct thc_shard *shard, const char *version, uint32_t flags, int64_t timeout_ms)
-{
-	struct op_request request = {.kind = SHM_FOLLOW, .internal = true};
-
 	if (version != NULL && strcmp(version, "latest") != 0)
 		return shim_fail(THC_E_INVALID,
 			"version: is '%.40s'; follow \"latest\", or NULL for nothing any more",
 			version);
 	if (flags != 0)
 		return shim_fail(THC_E_INVALID, "flags: 0x%" PRIx32 " has unknown bits", flags);
+	request->kind = SHM_FOLLOW;
 	if (version != NULL)
-		(void)snprintf(request.spec, sizeof(request.spec), "%s", version);
-	int rc = deadline_of(timeout_ms, &request.deadline_ns);
+		(void)snprintf(request->spec, sizeof(request->spec), "%s", version);
+	return 0;
+}
+
+/* Ends with the lock held and the handle entered, or with a code. */
+static int
+follow_begin(struct thc_shard *shard, struct op_request *request, int64_t timeout_ms,
+	struct thc_op **ret_op)
+{
+	int rc = deadline_of(timeout_ms, &request->deadline_ns);
+
 	if (rc == 0)
 		rc = shard_enter(shard, ENTER_MEMBER);
 	if (rc < 0)
 		return rc;
-	rc = follow_run(shard, &request);
+	if ((shard->features & FDMSG_FEATURE_FOLLOW) == 0)
+		rc = shim_fail(THC_E_PROTOCOL,
+			"the agent is of a release that follows nothing; upgrade thagentd");
+	else if (request->spec[0] != '\0' && shard->registration != REGISTRATION_DONE)
+		rc = shim_fail(THC_E_STATE, "follow needs tensors: call thc_register first");
+	else if (request->spec[0] != '\0')
+		rc = check_memory(shard);
+	if (rc == 0)
+		rc = op_submit(shard, request, ret_op);
+	if (rc < 0)
+		shard_leave(shard);
+	return rc;
+}
+
+int
+thc_follow(struct thc_shard *shard, const char *version, uint32_t flags, int64_t timeout_ms)
+{
+	struct op_request request = {.internal = true};
+	struct thc_op *op = NULL;
+	int rc = follow_check(version, flags, &request);
+
+	if (rc == 0)
+		rc = follow_begin(shard, &request, timeout_ms, &op);
+	if (rc < 0)
+		return rc;
+	rc = op_complete(op, request.deadline_ns, NULL, NULL);
 	shard_leave(shard);
 	return rc;
+}
+
+int
+thc_follow_submit(struct thc_shard *shard, const char *version, uint32_t flags, int64_t timeout_ms,
+	struct thc_op **ret_op)
+{
+	struct op_request request = {.internal = false};
+	struct thc_op *op = NULL;
+	int rc = follow_check(version, flags, &request);
+
+	if (rc == 0 && ret_op == NULL)
+		rc = shim_fail(THC_E_INVALID, "ret_op: is NULL");
+	if (rc == 0)
+		rc = follow_begin(shard, &request, timeout_ms, &op);
+	if (rc < 0)
+		return rc;
+	*ret_op = op;
+	shard_leave(shard);
+	return 0;
 }
 
 int

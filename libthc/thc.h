@@ -517,6 +517,8 @@ int thc_replicate_submit(struct thc_shard *shard, const char *version, int64_t t
 	struct thc_op **ret_op);
 int thc_update_submit(struct thc_shard *shard, const char *version, int64_t timeout_ms,
 	struct thc_op **ret_op);
+int thc_follow_submit(struct thc_shard *shard, const char *version, uint32_t flags,
+	int64_t timeout_ms, struct thc_op **ret_op);
 /* A list with THC_LIST_GROUP, which flags must have. thc_op_listing takes what it brought. */
 int thc_list_submit(
 	struct thc_shard *shard, uint32_t flags, int64_t timeout_ms, struct thc_op **ret_op);

@@ -64,6 +64,10 @@ def every_call_succeeds():
         assert reader.wait(lambda listing: 2 in listing)
         assert reader.list(group=True)[2] == {"source", "reader"}
         reader.unpublish()
+        reader.follow()
+        raw.follow(reader)
+        raw.follow(reader, None)
+        raw.go(source, 2)
         raw.inside(reader, "replicate", "2")
         raw.inside(source, "unpublish", 0)
         raw.inside(source, "publish", 3)

@@ -80,6 +80,29 @@ def test_a_rollout_that_is_prefetched_for(agent, daemons, model):
     assert {how for _, _, how in lines} == {"from this host"}, text
 
 
+def test_an_engine_that_follows(agent, daemons, model):
+    """On another host. The trainer goes on when the engine has what was said go for."""
+    far = daemons.agent("following").runtime
+    engine = start("follower.py", "--model", model, "--last", 3, THC_AGENT=far)
+    with th.open(model, replica="trainer") as trainer:
+        weights = th.empty((1 << 20,), "F32")
+        trainer.register({"layer.0.weight": weights})
+        for version in (1, 2, 3):
+            if version > 1:
+                trainer.unpublish()
+            weights[:] = array.array("f", [version]) * len(weights)
+            trainer.publish(version)
+            trainer.go(version)
+            trainer.wait(lambda versions, v=version: len(versions.get(v, ())) > 1, timeout=60)
+        (text,) = outputs(engine)
+        trainer.close(abandon=True)
+    *lines, mixed = text.splitlines()
+    versions = [int(line.split()[1]) for line in lines]
+    # One that was overtaken before a batch had ended is left out.
+    assert versions == sorted(set(versions)) and versions[-1] == 3, text
+    assert mixed.endswith("batches to be done again"), text
+
+
 def test_eight_rollouts_in_one_loop(agent, model):
     (text,) = outputs(start("async_rollouts.py", "--model", model, "--steps", 3))
     assert text.splitlines() == [f"rollout{i}: 3 versions" for i in range(8)], text

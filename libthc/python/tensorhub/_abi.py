@@ -160,6 +160,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "thc_get_manifest": (c.c_int, [_SHARD, _TEXT, c.c_uint32, _MS, _PP]),
     "thc_manifest_free": (None, [_P]),
     "thc_follow": (c.c_int, [_SHARD, _TEXT, _FLAGS, _MS]),
+    "thc_follow_submit": (c.c_int, [_SHARD, _TEXT, _FLAGS, _MS, _PP]),
     "thc_go": (c.c_int, [_SHARD, c.c_uint64, _MS]),
     "thc_borrow": (c.c_int, [_SHARD, _TEXT, c.c_uint32, _FLAGS, _MS, _PP]),
     "thc_return": (c.c_int, [_P]),

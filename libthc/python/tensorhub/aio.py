@@ -153,6 +153,14 @@ class Handle(Within, Base):
     ) -> Result:  # fmt: skip
         return await self._run(self._operate(*self._update(version, timeout, progress, tqdm)))
 
+    async def follow(
+        self, version: Optional[str] = "latest", *, timeout: Time = DEFAULT
+    ) -> None:
+        await self._run(self._follow(version, timeout))
+
+    async def go(self, version: int, *, timeout: Time = DEFAULT) -> None:
+        await self._run(self._go(version, timeout))
+
     async def resolve(self, *, timeout: Time = DEFAULT) -> Result:
         return await self._run(self._resolve(timeout))
 

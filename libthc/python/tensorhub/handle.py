@@ -341,6 +341,20 @@ class Base:
         report = report_of(f"update {self.model}", progress, tqdm)
         return Op(self, "update", report=report), "thc_update_submit", text, ms
 
+    def _follow(self, version: Optional[str], timeout: Time) -> Steps[None]:
+        text = None if version is None else spec(version)
+        with Op(self, "follow") as op:
+            self._check()
+            yield op._submit("thc_follow_submit", text, 0, milliseconds(self._limit(timeout)))
+            op._outcome()
+
+    def _go(self, version: int, timeout: Time) -> Steps[None]:
+        self._check()
+        number = _count("version", version)
+        yield from in_slices(
+            lambda ms: _abi.call("thc_go", self._shard, number, ms), self._limit(timeout)
+        )
+
     def _resolve(self, timeout: Time) -> Steps[Result]:
         left, self._left = self._left, None
         if left is not None:
@@ -560,6 +574,28 @@ class Handle(Within, Base):
         comes over the network, and ``result.reason`` says why.
         """
         return run(self._operate(*self._update(version, timeout, progress, tqdm)))
+
+    def follow(self, version: Optional[str] = "latest", *, timeout: Time = DEFAULT) -> None:
+        """From now on the agent brings versions into the tensors by itself, up to the one for which
+        somebody says go. All members call it; None, unpublish() and close() end it.
+
+        This process calls nothing for a version: Event.UPDATED tells that one has come. ``version``
+        of the handle is None while bytes change; whoever finds the same one before and after a
+        batch, and no UPDATED in between, has had the same weights all the time. A call of one's own
+        comes first, or waits for the end. Event.FOLLOW_FAILED: it is tried again, and ``thctl
+        events`` has why.
+
+        MemoryKind: tensors lie in memory of torch or numpy, which has to be looked at before each
+        transfer, and whoever follows calls nothing: take th.empty() or th.share_().
+        """
+        run(self._follow(version, timeout))
+
+    def go(self, version: int, *, timeout: Time = DEFAULT) -> None:
+        """Says that whoever follows the model may take its versions up to this one, which is there.
+
+        It is never taken back. Denied: without registered tensors nothing could be published here.
+        """
+        run(self._go(version, timeout))
 
     def resolve(self, *, timeout: Time = DEFAULT) -> Result:
         """After Unknown, or a second Ctrl-C: waits for the outcome of that operation.

@@ -81,6 +81,10 @@
 		(struct thc_shard * shard, const char *version, uint32_t flags,                    \
 			int64_t timeout_ms),                                                       \
 		(shard, version, flags, timeout_ms))                                               \
+	X(thc_follow_submit,                                                                       \
+		(struct thc_shard * shard, const char *version, uint32_t flags,                    \
+			int64_t timeout_ms, struct thc_op **ret_op),                               \
+		(shard, version, flags, timeout_ms, ret_op))                                       \
 	X(thc_go, (struct thc_shard * shard, uint64_t version, int64_t timeout_ms),                \
 		(shard, version, timeout_ms))                                                      \
 	X(thc_list,                                                                                \

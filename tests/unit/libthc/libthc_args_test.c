@@ -412,6 +412,7 @@ Test(libthc_args, operations__bad_arguments__are_named)
 
 Test(libthc_args, listings_and_questions__bad_arguments__are_named)
 {
+	struct thc_op *op = NULL;
 	struct thc_listing *listing = NULL;
 	struct thc_manifest *manifest = NULL;
 	const struct thc_manifest *lent = NULL, none = {0};
@@ -444,6 +445,9 @@ Test(libthc_args, listings_and_questions__bad_arguments__are_named)
 	expect(thc_follow(shard, "", 0, SOON), THC_E_INVALID, "version: ");
 	expect(thc_follow(shard, "latest", 1, SOON), THC_E_INVALID, "flags: ");
 	expect(thc_follow(shard, "latest", 0, -2), THC_E_INVALID, "timeout_ms: ");
+	expect(thc_follow_submit(NULL, NULL, 0, SOON, &op), THC_E_INVALID, "shard: ");
+	expect(thc_follow_submit(shard, "17", 0, SOON, &op), THC_E_INVALID, "version: ");
+	expect(thc_follow_submit(shard, NULL, 0, SOON, NULL), THC_E_INVALID, "ret_op: ");
 	expect(thc_go(NULL, 1, SOON), THC_E_INVALID, "shard: ");
 	expect(thc_go(shard, THC_NO_VERSION, SOON), THC_E_INVALID, "version: ");
 	expect(thc_go(shard, 1, -2), THC_E_INVALID, "timeout_ms: ");

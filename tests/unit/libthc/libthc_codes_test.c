@@ -75,6 +75,7 @@ call_borrow(void)
 }
 
 CALL(follow, thc_follow(shard, "latest", 0, timeout_ms))
+CALL(follow_submit, thc_follow_submit(shard, "latest", 0, timeout_ms, &op))
 CALL(go, thc_go(shard, 1, timeout_ms))
 
 static int
@@ -154,6 +155,7 @@ static const struct {
 	{"get_manifest", call_get_manifest, HANDLE | DOCUMENT},
 	{"borrow", call_borrow, HANDLE | DOCUMENT},
 	{"follow", call_follow, HANDLE | OPERATION | TENSORS},
+	{"follow_submit", call_follow_submit, HANDLE | SUBMIT | TENSORS},
 	{"go", call_go, HANDLE | DOCUMENT},
 	{"list", call_list, HANDLE | DOCUMENT},
 	{"list of the group", call_list_group, HANDLE | OPERATION},

@@ -42,6 +42,7 @@ Test(libthc_ended, contract__every_call_but_close_says_so_and_the_event_comes_on
 	cr_assert_eq(thc_get_manifest(shard, "latest", 0, SOON, &manifest), THC_E_CONTRACT);
 	cr_assert_eq(thc_borrow(shard, "latest", 0, 0, SOON, &lent), THC_E_CONTRACT);
 	cr_assert_eq(thc_follow(shard, "latest", 0, SOON), THC_E_CONTRACT);
+	cr_assert_eq(thc_follow_submit(shard, "latest", 0, SOON, &op), THC_E_CONTRACT);
 	cr_assert_eq(thc_go(shard, 1, SOON), THC_E_CONTRACT);
 	cr_assert_eq(thc_wait(shard, never, NULL, SOON), THC_E_CONTRACT);
 	cr_assert_eq(thc_memory_path(shard, "w", path, sizeof(path)), THC_E_CONTRACT);

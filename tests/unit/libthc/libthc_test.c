@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -581,12 +582,14 @@ Test(libthc, follow__direct_memory__is_an_operation_of_a_kind_of_its_own)
 Test(libthc, follow__memory_that_is_copied__names_the_tensor)
 {
 	char *plain = calloc(1, 64);
+	struct thc_op *op = NULL;
 	const struct thc_tensor tensor = {"plain", plain, 64, THC_U8, THC_HOST, 1, {64}, {0}, {0}};
 
 	good(thc_register(shard, &tensor, 1, sizeof(tensor), SOON));
 	unsigned before = agent.submissions;
 	cr_assert_eq(thc_follow(shard, "latest", 0, SOON), THC_E_MEMORY_KIND);
 	says("tensor 'plain'");
+	cr_assert_eq(thc_follow_submit(shard, "latest", 0, SOON, &op), THC_E_MEMORY_KIND);
 	cr_assert_eq(agent.submissions, before);
 	good(thc_unregister(shard, SOON));
 	free(plain);
@@ -616,11 +619,42 @@ Test(libthc, follow__runs__is_the_one_operation)
 
 Test(libthc, follow__agent_of_an_older_release__said_so)
 {
+	struct thc_op *op = NULL;
+
 	good(thc_close(shard, 0, SOON));
 	script(agent.no_gpus = true);
 	good(try_open(&shard));
 	cr_assert_eq(thc_follow(shard, NULL, 0, SOON), THC_E_PROTOCOL);
 	says("follows nothing");
+	cr_assert_eq(thc_follow_submit(shard, NULL, 0, SOON, &op), THC_E_PROTOCOL);
+}
+
+Test(libthc, follow_submit__is_waited_for_as_any)
+{
+	struct thc_op *op = NULL;
+
+	good(register_two());
+	script(agent.operation = FAKE_HOLD);
+	good(thc_follow_submit(shard, "latest", 0, SOON, &op));
+	cr_assert_eq(thc_op_done(op), 0);
+	fake_agent_await(&agent, &agent.submissions, 1);
+	script(fake_agent_release(&agent, 0, NULL));
+	good(thc_op_wait(op, SOON, NULL));
+	thc_op_free(op);
+	cr_assert_eq(agent.submission.kind, SHM_FOLLOW);
+}
+
+Test(libthc, follow__memory_is_not_mapped_any_more__says_so)
+{
+	void *own = NULL;
+	struct thc_op *op = NULL;
+
+	good(thc_alloc(4096, 0, &own));
+	const struct thc_tensor tensor = {"gone", own, 64, THC_U8, THC_HOST, 1, {64}, {0}, {0}};
+	good(thc_register(shard, &tensor, 1, sizeof(tensor), SOON));
+	cr_assert_eq(munmap(own, 4096), 0);
+	cr_assert_eq(thc_follow_submit(shard, "latest", 0, SOON, &op), THC_E_STALE_MEMORY);
+	says("'gone'");
 }
 
 Test(libthc, followed__held_and_event__in_one_look)
