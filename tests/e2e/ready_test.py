@@ -87,6 +87,11 @@ def a_worker_is_told_and_installs_it():
         wait_for(lambda: is_told(reader), 60, "it is told")
         assert ready(reader) == (0, 2) and reader.held == (0, 1)
         assert ready(plain) is None and plain.events() == 0
+        counts = {
+            row["version"]: (row["prefetched"], row["prefetching"])
+            for row in table(cl, "b", "ls", "versions")
+        }
+        assert counts == {1: (1, 1), 2: (1, 1)}, counts
         (copy,) = own_copies(cl, "b")
         assert (copy["why"], copy["replica"], copy["node"]) == ("prefetch", "rollout", "b"), copy
         assert copy["version"] == 2 and copy["done"] == 1, copy

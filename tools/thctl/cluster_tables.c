@@ -351,18 +351,102 @@ cluster_models(struct document *document, const struct ctl_inspection *inspectio
 	counts_free(all);
 }
 
-void
-cluster_versions(struct document *document, const struct cluster_model *models, uint32_t count)
+/* ---- versions ------------------------------------------------------------------------------- */
+
+#define BROUGHT_KEY_BYTES (TH_NAME_MAX + 48)
+
+struct brought { /* workers for whom versions are brought: of a model, or those with a version */
+	char key[BROUGHT_KEY_BYTES];
+	uint64_t workers;
+	UT_hash_handle hh;
+};
+
+/* Version none: of the model. */
+static struct brought *
+brought_find(struct brought *all, const char *model, struct th_version version,
+	char ret_key[BROUGHT_KEY_BYTES])
 {
+	struct brought *found = NULL;
+
+	snprintf(ret_key, BROUGHT_KEY_BYTES, "%" PRIu64 " %" PRIu64 " %s", version.lineage,
+		version.version, model);
+	HASH_FIND_STR(all, ret_key, found);
+	return found;
+}
+
+static uint64_t
+brought_count(struct brought *all, const char *model, struct th_version version)
+{
+	char key[BROUGHT_KEY_BYTES];
+	const struct brought *found = brought_find(all, model, version, key);
+
+	return found ? found->workers : 0;
+}
+
+static void
+brought_add(struct brought **all, const char *model, struct th_version version)
+{
+	char key[BROUGHT_KEY_BYTES];
+	struct brought *found = brought_find(*all, model, version, key);
+
+	if (!found) {
+		found = th_calloc(1, sizeof(*found));
+		memcpy(found->key, key, sizeof(key));
+		HASH_ADD_STR(*all, key, found);
+	}
+	found->workers++;
+}
+
+/* Who has installed it already has it, too. */
+static struct brought *
+count_brought(const struct ctl_inspection *inspection)
+{
+	const struct th_version none = {.version = TH_NO_VERSION};
+	struct brought *all = NULL;
+
+	for (uint32_t i = 0; i < inspection->num_members; i++) {
+		const struct ctl_member_info *member = &inspection->members[i];
+		if ((member->flags & (CTL_OPEN_PREFETCH | CTL_OPEN_SEED)) == 0)
+			continue;
+		brought_add(&all, member->model, none);
+		bool holds = strcmp(member->copy, "ready") == 0;
+		if (!th_version_none(member->ready))
+			brought_add(&all, member->model, member->ready);
+		if (holds && th_version_compare(member->version, member->ready) != 0)
+			brought_add(&all, member->model, member->version);
+	}
+	return all;
+}
+
+static void
+brought_free(struct brought *all)
+{
+	struct brought *one, *next;
+
+	HASH_ITER(hh, all, one, next)
+	{
+		HASH_DEL(all, one);
+		free(one);
+	}
+}
+
+void
+cluster_versions(struct document *document, const struct ctl_inspection *inspection,
+	const struct cluster_model *models, uint32_t count)
+{
+	const struct th_version none = {.version = TH_NO_VERSION};
 	static const struct column columns[] = {
 		{"model", "MODEL", false},
 		{"version", "VERSION", false},
 		{"replicas", "REPLICAS", false},
 		{"ready", "READY", false},
 		{"retained", "RETAINED", false},
+		{"prefetched", "PREFETCHED", false},
+		{"prefetching", "OF", false},
 		{"lineage", "LINEAGE", true},
 	};
 
+	struct brought *brought = count_brought(inspection);
 	document_table(document, "versions", columns, TH_ARRAY_LEN(columns));
 	for (uint32_t i = 0; i < count; i++) {
 		for (uint32_t j = 0; j < models[i].listing.num_versions; j++) {
@@ -373,11 +457,15 @@ cluster_versions(struct document *document, const struct cluster_model *models, 
 				value_number(version->num_replicas),
 				value_number(cluster_tables_count_ready(version)),
 				value_flag(version->retained),
+				value_number(
+					brought_count(brought, models[i].name, version->version)),
+				value_number(brought_count(brought, models[i].name, none)),
 				lineage_value(version->version),
 			};
 			document_row(document, row);
 		}
 	}
+	brought_free(brought);
 }
 
 /* ---- replicas ------------------------------------------------------------------------------- */

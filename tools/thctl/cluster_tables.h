@@ -37,8 +37,9 @@ const char **cluster_model_names(const struct ctl_inspection *inspection, uint32
 
 void cluster_models(struct document *document, const struct ctl_inspection *inspection,
 	const struct cluster_model *models, uint32_t count);
-void cluster_versions(
-	struct document *document, const struct cluster_model *models, uint32_t count);
+/* Also for how many workers each was brought ahead, of those that want that. */
+void cluster_versions(struct document *document, const struct ctl_inspection *inspection,
+	const struct cluster_model *models, uint32_t count);
 /* The copies, and the replicas that hold none. */
 void cluster_replicas(struct document *document, const struct ctl_inspection *inspection,
 	const struct cluster_model *models, uint32_t count);

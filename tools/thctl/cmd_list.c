@@ -77,7 +77,7 @@ cmd_list_fill(const struct list *list, struct document *document)
 		cluster_models(document, inspection, list->models, list->num_models);
 		break;
 	case VERSIONS:
-		cluster_versions(document, list->models, list->num_models);
+		cluster_versions(document, inspection, list->models, list->num_models);
 		break;
 	case REPLICAS:
 		cluster_replicas(document, inspection, list->models, list->num_models);

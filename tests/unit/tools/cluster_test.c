@@ -189,9 +189,9 @@ Test(cluster, versions)
 	struct document document;
 
 	document_init(&document, "versions");
-	cluster_versions(&document, models, 2);
-	expect(&document, "MODEL  VERSION  REPLICAS  READY  RETAINED\n"
-			  "m           17         2      1  yes\n");
+	cluster_versions(&document, &inspection, models, 2);
+	expect(&document, "MODEL  VERSION  REPLICAS  READY  RETAINED  PREFETCHED  OF\n"
+			  "m           17         2      1  yes                1   1\n");
 }
 
 Test(cluster, replicas__also_those_without_a_copy)
