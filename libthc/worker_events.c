@@ -78,6 +78,8 @@ thc_held_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_v
 
 	if (rc < 0)
 		return rc;
+	/* At the end of a batch: what its loads have seen was there before the line is read. */
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
 	rc = worker_events_read_line(shard, &line);
 	if (shard_lost(shard))
 		rc = shard_lost_error(shard);
