@@ -274,6 +274,7 @@ class Cluster:
             self.start_server()
 
     def start_server(self, listen="tcp://127.0.0.1:0", prefix=(), args=(), env=None):
+        self.server_prefix = prefix
         self.server = Process(
             self,
             "server",

@@ -35,16 +35,15 @@ def restart(c, args=()):
 def attached(c, *agents):
     """To the server that runs now: an agent may not know yet that the one before is gone."""
 
-    def server_inc(*args, agent=None):
-        status = c.thctl(*args, "-o", "json", "status", agent=agent, check=False)
-        return status.returncode == 0 and json.loads(status.stdout)["server_inc"]
+    def asked(*args, **where):
+        status = c.thctl(*args, "-o", "json", "status", check=False, **where)
+        return status.returncode, json.loads(status.stdout or "{}").get("server_inc")
 
+    # A server that misses a node says so by its exit status.
+    _, runs = asked("-s", c.server_url, prefix=c.server_prefix)
+    assert runs, "no server answers"
     for agent in agents:
-        wait_for(
-            lambda a=agent: server_inc(agent=a) == server_inc("-s", c.server_url) is not False,
-            30,
-            f"agent {agent} attaches",
-        )
+        wait_for(lambda a=agent: asked(agent=a) == (0, runs), 30, f"agent {agent} attaches")
 
 
 def again(workers, cmd, **args):
