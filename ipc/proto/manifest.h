@@ -54,6 +54,11 @@ uint32_t manifest_dtype_bits(uint32_t dtype);
 const char *manifest_dtype_name(uint32_t dtype); /* as in safetensors: "BF16"; NULL when unknown */
 uint32_t manifest_dtype_of_name(const char *name); /* 0 when unknown */
 
+/* 1 to TH_NAME_MAX bytes of UTF-8 without control characters. what: "tensor", "attribute". */
+int manifest_check_name(const char *name, size_t bytes, const char *what, struct th_err *err);
+/* A row alone, everything but its name, as manifest_build checks it; sets row->bytes. */
+int manifest_check_row(struct manifest_row *row, struct th_err *err);
+
 /* Of the same type, shape and place in the whole. */
 bool manifest_same_form(const struct manifest_row *a, const struct manifest_row *b);
 

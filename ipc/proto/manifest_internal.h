@@ -10,10 +10,6 @@
 
 #include "ipc/proto/manifest.h"
 
-/* 1 to TH_NAME_MAX bytes of UTF-8 without control characters. what: "tensor", "attribute". */
-int manifest_check_name(const char *name, size_t bytes, const char *what, struct th_err *err);
-/* Everything but the name; sets row->bytes. */
-int manifest_check_row(struct manifest_row *row, struct th_err *err);
 /* Adds to the sum of all rows' bytes, below MANIFEST_BYTES_MAX. */
 int manifest_add_bytes(uint64_t *total, const struct manifest_row *row, struct th_err *err);
 /* No name twice. Sorts the array of pointers. */
