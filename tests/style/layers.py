@@ -34,6 +34,7 @@ SHARED_IPC = ('ipc/base', 'ipc/proto', 'ipc/shm', 'ipc/sock')
 MAY_INCLUDE = {
     'ipc/base': ('ipc/base',),
     'ipc/proto': SHARED_IPC,
+    'ipc/plan': ('ipc/base', 'ipc/proto', 'ipc/plan'),
     'ipc/shm': SHARED_IPC,
     'ipc/sock': SHARED_IPC,
     'ipc/cuda': ('ipc/base', 'ipc/cuda'),
@@ -49,7 +50,7 @@ MAY_INCLUDE = {
     'transport/local': TRANSPORT + GPUS + ('transport/leg', 'transport/local'),
     'transport/rdma': TRANSPORT + GPUS + ('transport/leg', 'transport/rdma'),
     'transport/cuda': TRANSPORT + ('transport/cuda',),
-    'libthc': SHARED_IPC + ('ipc/cuda', 'libthc'),
+    'libthc': SHARED_IPC + ('ipc/cuda', 'ipc/plan', 'libthc'),
     'daemon/core': ('ipc/base', 'daemon/core'),
     'daemon/host': ('daemon', 'transport', 'ipc'),
     'server/core': ('ipc/base', 'server/core'),
@@ -70,18 +71,18 @@ HOMES = {
     'cuda': ('tests/support/cuda',),
 }
 
-CORES = ('daemon/core', 'server/core')
+CORES = ('daemon/core', 'ipc/plan', 'server/core')
 CORE_HEADERS = {
-    'inttypes.h', 'limits.h', 'stdalign.h', 'stdarg.h', 'stdbool.h', 'stddef.h', 'stdint.h',
-    'stdio.h', 'stdlib.h', 'string.h', 'uthash.h', 'utlist.h', 'utarray.h', 'xxhash.h'}
+    'errno.h', 'inttypes.h', 'limits.h', 'stdalign.h', 'stdarg.h', 'stdbool.h', 'stddef.h',
+    'stdint.h', 'stdio.h', 'stdlib.h', 'string.h', 'uthash.h', 'utlist.h', 'utarray.h', 'xxhash.h'}
 
 # What a core may call: memory, strings, formatting into memory, digests, and the pure part of
-# ipc/base.
+# ipc/base; the planner of ipc/plan also sorts, and asks the manifest, which is as pure.
 CORE_SYMBOLS = re.compile(r'''
     malloc | calloc | realloc | free
   | mem(cpy|move|set|cmp|chr|rchr|mem)
   | str(len|nlen|cmp|ncmp|chr|rchr|str|spn|cspn|pbrk|cpy|ncpy|cat|ncat|dup|ndup)
-  | v?snprintf | XXH\w+
+  | v?snprintf | XXH\w+ | qsort(_r)? | manifest_(check|dtype)_\w+
   | th_(strerror|errname|fail|assert_fail|state_refuse|splitmix64|spec_parse
        |(rng|reader|read|writer|write|bytes|name|cluster|hash|version|retain|utf8|print)_\w+
        |parse_(duration|size)|calloc|realloc|strdup|memdup)
