@@ -75,6 +75,7 @@ static const struct verb *const verbs[] = {
 	&verb_undrain,
 	&verb_evict,
 	&verb_go,
+	&verb_plan,
 	&verb_events,
 	&verb_version,
 };

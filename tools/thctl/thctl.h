@@ -82,7 +82,7 @@ struct thctl {
 };
 
 extern const struct verb verb_status, verb_ls, verb_publish, verb_fetch, verb_wait, verb_drain,
-	verb_undrain, verb_evict, verb_go, verb_events, verb_up;
+	verb_undrain, verb_evict, verb_go, verb_events, verb_plan, verb_up;
 
 /* A line on stderr: "thctl: ...". */
 void thctl_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
