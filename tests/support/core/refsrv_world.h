@@ -17,7 +17,9 @@
 #include "server/core/refsrv.h"
 #include "tests/support/core/core_check.h"
 
+#ifndef WORLD_AGENTS_MAX /* a benchmark has more */
 #define WORLD_AGENTS_MAX 16u
+#endif
 #define WORLD_CHUNKS 10u /* of every shard */
 #define MS INT64_C(1000000)
 #define SEC (1000 * MS)
@@ -50,6 +52,7 @@ struct world {
 	uint64_t offload_bytes; /* what such agents keep for copies of others */
 	const char *retain;     /* rules that world_open and world_member bring; NULL: none */
 	uint32_t flags;         /* CTL_OPEN_..., likewise */
+	bool unchecked; /* no refsrv_check after each step: for what is measured */
 	bool hash_late; /* world_outcome says nothing of what was published: world_content does */
 };
 
