@@ -40,6 +40,7 @@ MAY_INCLUDE = {
     'ipc/cuda': ('ipc/base', 'ipc/cuda'),
     'ipc/net': SHARED_IPC + ('ipc/net',),
     'transport': ('ipc/base', 'ipc/cuda', 'ipc/proto', 'transport'),
+    'transport/cast': ('ipc/base', 'transport/cast'),
     'transport/hash': TRANSPORT + GPUS,
     'transport/part': TRANSPORT + GPUS + (
         'transport/rdma/device/verbs.h', 'transport/rdma/memory/region.h'),
@@ -55,8 +56,8 @@ MAY_INCLUDE = {
     'daemon/host': ('daemon', 'transport', 'ipc'),
     'server/core': ('ipc/base', 'server/core'),
     'server/host': ('server', 'ipc'),
-    # thbench measures the digest itself, not only legs.
-    'tools': ('libthc/thc.h', 'ipc', 'transport/hash/digest.h', 'tools'),
+    # thbench measures the digest and conversions themselves, not only legs.
+    'tools': ('libthc/thc.h', 'ipc', 'transport/hash/digest.h', 'transport/cast/cast.h', 'tools'),
     'tests': FOLDERS,
 }
 
