@@ -41,6 +41,7 @@ static const struct bench_verb *const verbs[] = {
 	&bench_pair,
 	&bench_local,
 	&bench_digest,
+	&bench_cast,
 	&bench_ring,
 	&bench_control,
 	&bench_pause,

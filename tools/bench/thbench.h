@@ -47,8 +47,8 @@ struct bench_verb {
 	int (*run)(struct bench *bench, struct th_err *err);
 };
 
-extern const struct bench_verb bench_pair, bench_local, bench_digest, bench_ring, bench_control,
-	bench_pause, bench_fanout, bench_failover, bench_peers;
+extern const struct bench_verb bench_pair, bench_local, bench_digest, bench_cast, bench_ring,
+	bench_control, bench_pause, bench_fanout, bench_failover, bench_peers;
 
 /* A line on stderr, "thbench: ..."; not with --quiet. */
 void bench_progress(const struct bench *bench, const char *format, ...)
