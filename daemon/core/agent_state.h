@@ -424,9 +424,10 @@ struct need { /* a shard that is lent, or to be; owned by agent.needs (loan.c) *
 	struct th_version version;
 	uint32_t shard;
 	uint32_t num_loans;
-	bool asked;     /* the server was told */
-	uint64_t copy;  /* the session that it was lent from last; 0: it was not, yet */
-	uint64_t bytes; /* of that copy, with its other shards */
+	bool asked;        /* the server was told */
+	int64_t linger_ns; /* without a loan: until then one may ask again; 0: it has some */
+	uint64_t copy;     /* the session that it was lent from last; 0: it was not, yet */
+	uint64_t bytes;    /* of that copy, with its other shards */
 	struct need *prev, *next;
 };
 

@@ -8,6 +8,8 @@
  *
  * A need is what several loans have in common: which shard of which version. The server is told
  * of it as long as one stands, and keeps the copy meanwhile; one that knows nothing is told again.
+ * Who waits may do so in slices of time, between which it looks around: so a need whose last loan
+ * came to its deadline stands a little longer, and what is being brought for it goes on.
  * What is lent belongs to no session: it goes on when that which has borrowed it is closed, and
  * when the copy's own session ends, for the process has its pages.
  */
@@ -18,6 +20,9 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/sim.h"
 #include "ipc/base/units.h"
+
+#define LINGER_NS (INT64_C(5) * 1000000000)
+#define LINGERING_MAX 64u /* a worker may ask for one after the other, and wait for none */
 
 /* ---- needs ----------------------------------------------------------------------------------- */
 
@@ -64,7 +69,7 @@ need_waits(const struct agent_core *agent, const struct need *need)
 		if (loan->need == need && !loan->lent)
 			return true;
 	}
-	return false;
+	return need->linger_ns != 0;
 }
 
 /* Of this copy, which stays as a whole, some shard is lent; looked at are the needs before end. */
@@ -112,10 +117,8 @@ need_ask(struct agent_core *agent, struct need *need, uint64_t limit)
 }
 
 static void
-need_release(struct agent_core *agent, struct need *need)
+need_end(struct agent_core *agent, struct need *need)
 {
-	if (--need->num_loans > 0)
-		return;
 	if (need->asked && !TH_PLANT(returned_in_silence)) {
 		struct ctl_borrow *borrow = &ac_lane_add(agent, agent->misc, CTL_BORROW)->u.borrow;
 		AC_COPY(borrow->model, need->model);
@@ -125,6 +128,26 @@ need_release(struct agent_core *agent, struct need *need)
 	}
 	DL_DELETE(agent->needs, need);
 	free(need);
+}
+
+/* The last one that waits gives up, and may be back at once. */
+static void
+need_linger(struct agent_core *agent, struct need *need)
+{
+	const struct need *other;
+	uint32_t count = 0;
+
+	DL_FOREACH(agent->needs, other)
+	count += other->linger_ns != 0;
+	if (need->num_loans == 1 && need->copy == 0 && count < LINGERING_MAX)
+		need->linger_ns = th_deadline_ns(agent->now_ns, LINGER_NS);
+}
+
+static void
+need_release(struct agent_core *agent, struct need *need)
+{
+	if (--need->num_loans == 0 && need->linger_ns == 0)
+		need_end(agent, need);
 }
 
 /* ---- loans ----------------------------------------------------------------------------------- */
@@ -208,6 +231,7 @@ ac_borrow(struct agent_core *agent, uint64_t session_id, const struct agent_borr
 	loan->limit = borrow->limit;
 	loan->deadline_ns = th_deadline_ns(agent->now_ns, borrow->timeout_ns);
 	need->num_loans++;
+	need->linger_ns = 0;
 	DL_APPEND(agent->loans, loan);
 	/* Who waits has asked for all. */
 	if (!waits && need_copy(agent, need) == NULL)
@@ -289,21 +313,29 @@ loan_settle(struct agent_core *agent, struct loan *loan)
 	else if (agent->now_ns >= loan->deadline_ns && !agent->link.attached)
 		loan_refuse(agent, loan, TH_E_NO_SERVER,
 			"borrow: the agent reaches no reference server; see 'thctl status'");
-	else if (agent->now_ns >= loan->deadline_ns)
+	else if (agent->now_ns >= loan->deadline_ns) {
+		need_linger(agent, loan->need);
 		loan_refuse(agent, loan, TH_E_TIMEOUT,
 			"borrow: the version was not all in this agent's memory before the "
 			"deadline");
+	}
 }
 
 void
 ac_loans_settle(struct agent_core *agent)
 {
 	struct loan *loan, *next;
+	struct need *need, *later;
 
 	DL_FOREACH_SAFE(agent->loans, loan, next)
 	{
 		if (!loan->lent)
 			loan_settle(agent, loan);
+	}
+	DL_FOREACH_SAFE(agent->needs, need, later)
+	{
+		if (need->linger_ns != 0 && agent->now_ns >= need->linger_ns)
+			need_end(agent, need);
 	}
 }
 
@@ -311,12 +343,18 @@ int64_t
 ac_loans_next_ns(const struct agent_core *agent)
 {
 	const struct loan *loan;
+	const struct need *need;
 	int64_t next = INT64_MAX;
 
 	DL_FOREACH(agent->loans, loan)
 	{
 		if (!loan->lent)
 			next = th_min_i64(next, loan->deadline_ns);
+	}
+	DL_FOREACH(agent->needs, need)
+	{
+		if (need->linger_ns != 0)
+			next = th_min_i64(next, need->linger_ns);
 	}
 	return next;
 }
@@ -332,6 +370,10 @@ need_refused(struct agent_core *agent, const char *model, struct th_version vers
 	if (need == NULL)
 		return;
 	TH_MARK(loan_refused_by_the_server);
+	if (need->linger_ns != 0) {
+		need_end(agent, need);
+		return;
+	}
 	DL_FOREACH_SAFE(agent->loans, loan, next)
 	{
 		if (loan->need == need && !loan->lent)
@@ -369,12 +411,17 @@ ac_borrow_reply(
 void
 ac_borrow_renew(struct agent_core *agent)
 {
-	struct need *need;
+	struct need *need, *next;
 	const struct loan *loan;
 
-	DL_FOREACH(agent->needs, need)
+	DL_FOREACH_SAFE(agent->needs, need, next)
 	{
 		uint64_t limit = 0;
+		if (need->linger_ns != 0) {
+			need->asked = false;
+			need_end(agent, need);
+			continue;
+		}
 		DL_FOREACH(agent->loans, loan)
 		{
 			if (loan->need == need)

@@ -136,17 +136,59 @@ Test(agent_loan, who_waits_closes__refused_and_not_wanted)
 	cr_assert(asked()->stop);
 }
 
-Test(agent_loan, deadline__refused_and_not_wanted)
+/* Who waits in slices of time is back soon, and what is brought for it goes on meanwhile. */
+Test(agent_loan, deadline__refused__and_not_wanted_when_nobody_is_back_soon)
 {
 	borrow(1, 5, 10000, 2 * SEC);
 	borrow(1, 6, 10000, 4 * SEC);
 	rig_clear(&rig);
 	rig_sleep(&rig, 3 * SEC);
 	refused(5, TH_E_TIMEOUT);
-	cr_assert_eq(rig_requests(&rig, CTL_BORROW), 0);
 	rig_sleep(&rig, 2 * SEC);
 	refused(6, TH_E_TIMEOUT);
+	cr_assert_eq(rig_requests(&rig, CTL_BORROW), 0);
+	rig_sleep(&rig, 5 * SEC);
 	cr_assert(asked()->stop);
+	rig_clear(&rig);
+	borrow(1, 7, 10000, TH_FOREVER);
+	cr_assert_not(asked()->stop || asked()->held);
+}
+
+Test(agent_loan, deadline__asked_again_soon__the_server_hears_nothing_of_it)
+{
+	borrow(1, 5, 10000, SEC);
+	rig_clear(&rig);
+	rig_sleep(&rig, 2 * SEC);
+	refused(5, TH_E_TIMEOUT);
+	borrow(1, 6, 10000, TH_FOREVER);
+	rig_sleep(&rig, 9 * SEC);
+	cr_assert_eq(rig_requests(&rig, CTL_BORROW), 0);
+	rig_offload_filled(&rig);
+	lent(6);
+	cr_assert(asked()->held);
+}
+
+Test(agent_loan, deadline__it_comes_soon_after__lent_to_who_is_back)
+{
+	borrow(1, 5, 10000, SEC);
+	rig_sleep(&rig, 2 * SEC);
+	rig_offload_filled(&rig);
+	rig_clear(&rig);
+	borrow(1, 6, 10000, 0);
+	lent(6);
+}
+
+Test(agent_loan, deadline__refused_or_another_server_meanwhile__over)
+{
+	borrow(1, 5, 10000, 0);
+	refused_by_the_server(TH_E_NOT_AVAILABLE);
+	rig_clear(&rig);
+	borrow(1, 6, 10000, 0);
+	cr_assert_not(asked()->stop, "a new question");
+	rig_lost(&rig);
+	cr_assert_eq(rig_requests(&rig, CTL_BORROW), 0, "nobody wants it any more");
+	rig_sleep(&rig, 9 * SEC);
+	cr_assert_eq(rig_requests(&rig, CTL_BORROW), 0);
 }
 
 Test(agent_loan, the_server_refuses__whoever_waits_hears_why)
