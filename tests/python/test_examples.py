@@ -103,6 +103,28 @@ def test_an_engine_that_follows(agent, daemons, model):
     assert mixed.endswith("batches to be done again"), text
 
 
+def test_evaluators_that_borrow(agent, daemons, model):
+    """Two processes of another host. The trainer goes on when both have said how a version is."""
+    far = daemons.agent("evaluating").runtime
+    evaluators = [
+        start("evaluator.py", "--model", model, "--last", 3, THC_AGENT=far) for _ in range(2)
+    ]
+    said = ["", ""]
+    with th.open(model, replica="trainer") as trainer:
+        weights = th.empty((1 << 20,), "F32")
+        trainer.register({"layer.0.weight": weights})
+        for version in (1, 2, 3):
+            if version > 1:
+                trainer.unpublish()
+            weights[:] = array.array("f", [version]) * len(weights)
+            trainer.publish(version)
+            said = [text + one.stdout.readline() for text, one in zip(said, evaluators)]
+        texts = [text + rest for text, rest in zip(said, outputs(*evaluators))]
+        trainer.close(abandon=True)
+    want = "".join(f"version {version} scores {version}.0\n" for version in (1, 2, 3))
+    assert texts == [want, want], texts
+
+
 def test_eight_rollouts_in_one_loop(agent, model):
     (text,) = outputs(start("async_rollouts.py", "--model", model, "--steps", 3))
     assert text.splitlines() == [f"rollout{i}: 3 versions" for i in range(8)], text

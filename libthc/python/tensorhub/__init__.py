@@ -26,6 +26,7 @@ from ._abi import lib as _lib
 from .errors import *  # noqa: F401,F403
 from .errors import Error
 from ._steps import Op
+from .borrowing import Borrowed
 from .handle import Event, Handle, close_all, handles, open
 from .loading import load
 from .memory import Block, empty, share_
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 __version__: str = _lib.thc_version_string().decode()
 
 __all__ = [
-    "Block", "Error", "Event", "Handle", "Listing", "Manifest", "Op", "Part", "Publisher",
-    "Replica", "Result", "Row", "Version", "Watch", "aio", "close_all", "distributed", "empty",
-    "errors", "handles", "load", "open", "share_", "watch",
+    "Block", "Borrowed", "Error", "Event", "Handle", "Listing", "Manifest", "Op", "Part",
+    "Publisher", "Replica", "Result", "Row", "Version", "Watch", "aio", "close_all",
+    "distributed", "empty", "errors", "handles", "load", "open", "share_", "watch",
     *(kind.__name__ for kind in errors.CLASSES.values()),
 ]  # fmt: skip
 

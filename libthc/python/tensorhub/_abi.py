@@ -23,6 +23,7 @@ CLOSE_ABANDON = 1
 ALLOC_HUGE = 1
 FORCE = 1
 LIST_GROUP = 1
+WHOLE, COW = 1, 2  # of thc_borrow
 WHOLE, COW = 1, 2
 
 

@@ -12,6 +12,7 @@ from typing import Union, cast
 
 from . import errors, handle, publisher, watching
 from ._steps import DEFAULT, Op, Steps, Time
+from .borrowing import Borrowed
 from .handle import Base, VersionSpec, flags_of
 from .loading import load_steps
 from .progress import Told
@@ -183,6 +184,12 @@ class Handle(Within, Base):
     ) -> Dict[str, Any]:  # fmt: skip
         return await self._run(self._allocate(version, of_shard, timeout))
 
+    async def borrow(
+        self, version: VersionSpec = "latest", *, of_shard: Optional[int] = None,
+        whole: bool = False, timeout: Time = DEFAULT,
+    ) -> Borrowed:  # fmt: skip
+        return await self._run(self._borrow(version, of_shard, whole, timeout))
+
     async def close(self, *, abandon: bool = False, timeout: Time = DEFAULT) -> None:
         await self._run(self._close(abandon, timeout))
 
@@ -238,6 +245,11 @@ class Watch:
         self, version: VersionSpec = "latest", shard: int = 0, *, timeout: Time = DEFAULT
     ) -> Manifest:
         return await self._handle.manifest(version, shard, timeout=timeout)
+
+    async def borrow(
+        self, version: VersionSpec = "latest", shard: int = 0, *, timeout: Time = DEFAULT
+    ) -> Borrowed:
+        return await self._handle.borrow(version, of_shard=shard, timeout=timeout)
 
     async def close(self, *, timeout: Time = DEFAULT) -> None:
         await self._handle.close(timeout=timeout)

@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Tup
 from . import _abi, errors
 from ._steps import DEFAULT, SLICE_S, Op, Steps, Time, Within, in_slices, milliseconds, remaining
 from ._steps import run, seconds, wait_once
+from .borrowing import Borrowed, Loan
 from .progress import Told, report_of
 from .results import Listing, Manifest, Result, listing_of, manifest_of, result_of
 from .streams import Registered
@@ -432,6 +433,22 @@ class Base:
         yield from self._register(pieces, timeout)
         return {name: piece.keep for name, piece in pieces.items()}
 
+    def _borrow(
+        self, version: VersionSpec, of_shard: Optional[int], whole: bool, timeout: Time
+    ) -> Steps[Borrowed]:
+        self._check()
+        loan, text, flags = Loan(), spec(version), _abi.COW | (_abi.WHOLE if whole else 0)
+        number = (0 if whole else self.shard) if of_shard is None else _count("of_shard", of_shard)
+        number, pointer = min(number, 2**32 - 1), c.byref(loan.pointer)
+        short = errors.Timeout, errors.NoServer  # both are waited for
+        yield from in_slices(
+            lambda ms: _abi.call("thc_borrow", self._shard, text, number, flags, ms, pointer),
+            self._limit(timeout),
+            *short,
+            most=SLICE_S,
+        )
+        return Borrowed(loan)
+
     def _close(self, abandon: bool, timeout: Time) -> Steps[None]:
         if not self._shard:
             return
@@ -641,6 +658,19 @@ class Handle(Within, Base):
         them, and not before unregister() or close().
         """
         return run(self._allocate(version, of_shard, timeout))
+
+    def borrow(
+        self, version: VersionSpec = "latest", *, of_shard: Optional[int] = None,
+        whole: bool = False, timeout: Time = DEFAULT,
+    ) -> Borrowed:  # fmt: skip
+        """A version out of the agent's own memory, without a copy of this process's own.
+
+        All who borrow it on this host share the bytes; the agent brings them when it has them not.
+        It waits for no version: NotAvailable. Needs no tensors. It stays, whatever becomes of the
+        handle, until the last tensor of it is gone. ``of_shard`` is this handle's if left out;
+        ``whole``, all shards joined, is not there yet: Invalid.
+        """
+        return run(self._borrow(version, of_shard, whole, timeout))
 
     def close(self, *, abandon: bool = False, timeout: Time = DEFAULT) -> None:
         """Leaves the group and gives all back. ``abandon``: the handle is gone whatever the agent

@@ -77,7 +77,7 @@ def place(shapes: Sequence[Tuple[Sequence[int], dtypes.DType]]) -> Tuple[Sequenc
     return offsets, end
 
 
-def tensor_in(block: Block, offset: int, shape: Sequence[int], kind: dtypes.DType) -> Any:
+def tensor_in(block: Any, offset: int, shape: Sequence[int], kind: dtypes.DType) -> Any:
     """A torch tensor over a part of a block; without torch a memoryview."""
     torch = sys.modules.get("torch")
     if torch is None:
@@ -92,11 +92,16 @@ def tensor_in(block: Block, offset: int, shape: Sequence[int], kind: dtypes.DTyp
     return flat.view(dtype).reshape(tuple(shape))
 
 
-def view_in(block: Block, offset: int, shape: Sequence[int], kind: dtypes.DType) -> Any:
+def _casts(kind: dtypes.DType) -> bool:
+    """A memoryview may have this type. Half floats have a format, and cast takes it not."""
+    return kind.format not in (None, "e")
+
+
+def view_in(block: Any, offset: int, shape: Sequence[int], kind: dtypes.DType) -> Any:
     """A memoryview over a part of a block: of its bytes where no format says the type, or none."""
     nbytes = bytes_of(shape, kind)
     view: Any = memoryview(block.bytes_at(offset, nbytes)).cast("B")
-    if kind.format is None or nbytes == 0:
+    if not _casts(kind) or nbytes == 0:
         return view
     return view.cast(kind.format, tuple(shape)) if shape else view.cast(kind.format)
 
@@ -109,7 +114,7 @@ def empty(shape: Sequence[int], dtype: Any) -> Any:
     """
     kind, shape = dtypes.of(dtype), numbers("shape", shape)
     (offset,), nbytes = place([(shape, kind)])
-    if "torch" not in sys.modules and (kind.format is None or nbytes == 0):
+    if "torch" not in sys.modules and not (_casts(kind) and nbytes):
         raise Invalid(f"dtype: no memoryview is {kind.name} {tuple(shape)}; import torch first")
     return tensor_in(Block(nbytes), offset, shape, kind)
 

@@ -4,6 +4,7 @@
 from typing import Any, Callable, Optional, Type
 
 from ._steps import DEFAULT, Time, run
+from .borrowing import Borrowed
 from .handle import Handle, VersionSpec
 from .results import Listing, Manifest
 
@@ -56,6 +57,12 @@ class Watch:
     ) -> Manifest:
         """What one shard of a version consists of, and the attributes that travel with it."""
         return self._handle.manifest(version, shard, timeout=timeout)
+
+    def borrow(
+        self, version: VersionSpec = "latest", shard: int = 0, *, timeout: Time = DEFAULT
+    ) -> Borrowed:
+        """One shard of a version out of the agent's own memory: :meth:`Handle.borrow`."""
+        return self._handle.borrow(version, of_shard=shard, timeout=timeout)
 
     def close(self, *, timeout: Time = DEFAULT) -> None:
         """Ends it. A second close does nothing."""
