@@ -70,7 +70,8 @@ def test_a_rollout_that_is_prefetched_for(agent, daemons, model):
                 trainer.unpublish()
             weights[:] = array.array("f", [version]) * len(weights)
             trainer.publish(version)
-            trainer.wait(lambda versions, v=version: len(versions.get(v, ())) > 1, timeout=60)
+            if version < 3:  # with the last one the program ends, maybe before anybody looks
+                trainer.wait(lambda versions, v=version: len(versions.get(v, ())) > 1, timeout=60)
         (text,) = outputs(rollout)
         trainer.close(abandon=True)
     lines = [line.split(" in ")[0].split(maxsplit=2) for line in text.splitlines()]
@@ -93,7 +94,8 @@ def test_an_engine_that_follows(agent, daemons, model):
             weights[:] = array.array("f", [version]) * len(weights)
             trainer.publish(version)
             trainer.go(version)
-            trainer.wait(lambda versions, v=version: len(versions.get(v, ())) > 1, timeout=60)
+            if version < 3:  # with the last one the program ends, maybe before anybody looks
+                trainer.wait(lambda versions, v=version: len(versions.get(v, ())) > 1, timeout=60)
         (text,) = outputs(engine)
         trainer.close(abandon=True)
     *lines, mixed = text.splitlines()
