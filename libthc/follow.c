@@ -13,8 +13,6 @@
 #include "ipc/proto/tensorhub.pb-c.h"
 #include "libthc/libthc_own.h"
 
-#define GO_VERB 5 /* of message Admin */
-
 /* ---- which memory ---------------------------------------------------------------------------- */
 
 static int
@@ -137,7 +135,7 @@ thc_go(struct thc_shard *shard, uint64_t version, int64_t timeout_ms)
 		return rc;
 	(void)snprintf(spec, sizeof(spec), "%" PRIu64, version);
 	tensorhub__v1__admin__init(&body);
-	body.verb = GO_VERB;
+	body.verb = CTL_ADMIN_GO;
 	body.model = shard->model;
 	body.spec = spec;
 	request.body_case = TENSORHUB__V1__REQUEST__BODY_ADMIN;

@@ -117,6 +117,13 @@ need_ask(struct agent_core *agent, struct need *need, uint64_t limit)
 }
 
 static void
+need_free(struct agent_core *agent, struct need *need)
+{
+	DL_DELETE(agent->needs, need);
+	free(need);
+}
+
+static void
 need_end(struct agent_core *agent, struct need *need)
 {
 	if (need->asked && !TH_PLANT(returned_in_silence)) {
@@ -126,8 +133,7 @@ need_end(struct agent_core *agent, struct need *need)
 		borrow->shard = need->shard;
 		borrow->stop = true;
 	}
-	DL_DELETE(agent->needs, need);
-	free(need);
+	need_free(agent, need);
 }
 
 /* The last one that waits gives up, and may be back at once. */
@@ -418,8 +424,7 @@ ac_borrow_renew(struct agent_core *agent)
 	{
 		uint64_t limit = 0;
 		if (need->linger_ns != 0) {
-			need->asked = false;
-			need_end(agent, need);
+			need_free(agent, need);
 			continue;
 		}
 		DL_FOREACH(agent->loans, loan)
@@ -440,9 +445,6 @@ ac_loans_free(struct agent_core *agent)
 		DL_DELETE(agent->loans, loan);
 		free(loan);
 	}
-	while (agent->needs != NULL) {
-		struct need *need = agent->needs;
-		DL_DELETE(agent->needs, need);
-		free(need);
-	}
+	while (agent->needs != NULL)
+		need_free(agent, agent->needs);
 }

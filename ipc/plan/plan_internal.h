@@ -110,6 +110,18 @@ plan_box_volume(const struct plan_box *box, uint32_t ndim)
 	return volume;
 }
 
+/* The strides of a row-major box, in elements; returns how many it has. */
+static inline uint64_t
+plan_row_major(const uint64_t *size, uint32_t ndim, uint64_t *ret_stride)
+{
+	uint64_t step = 1;
+	for (uint32_t d = ndim; d-- > 0;) {
+		ret_stride[d] = step;
+		step *= size[d];
+	}
+	return step;
+}
+
 static inline const uint64_t *
 plan_owner_box(const struct planner *planner, uint32_t owner)
 {

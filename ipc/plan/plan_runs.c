@@ -117,18 +117,6 @@ no_memory:
 	return th_fail(err, -ENOMEM, "no memory to plan tensor '%s'", want->row->form.name);
 }
 
-/* The strides of a row-major box, in elements. */
-static uint64_t
-row_major(const uint64_t *size, uint32_t ndim, uint64_t *ret_stride)
-{
-	uint64_t step = 1;
-	for (uint32_t d = ndim; d-- > 0;) {
-		ret_stride[d] = step;
-		step *= size[d];
-	}
-	return step;
-}
-
 /*
  * Scales that are made at the source: blocks of whole boxes, one number each. At the source the box
  * alone says what they are made of.
@@ -176,7 +164,7 @@ emit(struct planner *planner, uint32_t row, const struct plan_box *box, uint32_t
 	struct walk walk;
 	if (scales && place == PLAN_AT_SOURCE)
 		return emit_scales(planner, want, box, &piece, err);
-	uint64_t source_elements = row_major(lo + name->ndim, name->ndim, source_stride);
+	uint64_t source_elements = plan_row_major(lo + name->ndim, name->ndim, source_stride);
 	for (uint32_t d = 0; d < name->ndim; d++) {
 		piece.source_at += (box->lo[d] - lo[d]) * source_stride[d];
 		if (!scales)

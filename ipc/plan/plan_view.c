@@ -90,16 +90,14 @@ take_strides(struct plan_want *want, struct th_err *err)
 	bool given = false;
 	for (uint32_t d = 0; d < row->form.ndim; d++)
 		given = given || row->stride[d] != 0;
-	if (given && want->bytes > 0) {
-		memcpy(want->stride, row->stride, sizeof(want->stride));
-		return check_strides(row, manifest_dtype_bits(row->form.dtype), err);
+	if (want->bytes == 0)
+		return 0;
+	if (!given) {
+		plan_row_major(row->form.local_shape, row->form.ndim, want->stride);
+		return 0;
 	}
-	uint64_t step = 1;
-	for (uint32_t d = row->form.ndim; d-- > 0 && want->bytes > 0;) {
-		want->stride[d] = step;
-		step *= row->form.local_shape[d];
-	}
-	return 0;
+	memcpy(want->stride, row->stride, sizeof(want->stride));
+	return check_strides(row, manifest_dtype_bits(row->form.dtype), err);
 }
 
 /* ---- rows ---------------------------------------------------------------------------------- */

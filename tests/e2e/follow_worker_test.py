@@ -24,6 +24,15 @@ def follower(c, label, agent, **opts):
     return r
 
 
+def with_memory(c, label, agent, **how):
+    """A reader whose one tensor lies in memory of this kind."""
+    r = c.worker(label, agent)
+    r.call("open", model="m", replica=label)
+    r.call("alloc", total_bytes=SIZE, **how)
+    r.call("register")
+    return r
+
+
 def publish(w, version, go=True):
     """Every 8 bytes of it are its number."""
     w.call("fill_words", word=version)
@@ -150,16 +159,10 @@ def memory_that_cannot_be_followed():
             ("copied", {"gpu": "closed"}),
             ("private", {"kind": "Malloc"}),
         ):
-            r = c.worker(label, "a")
-            r.call("open", model="m", replica=label)
-            r.call("alloc", total_bytes=SIZE, **how)
-            r.call("register")
+            r = with_memory(c, label, "a", **how)
             error = expect_error("MEMORY_KIND", r.call, "follow_versions")
             assert "follow: tensor '" in error.text and "thc_update" in error.text, error.text
-        r = c.worker("gpu", "a")
-        r.call("open", model="m", replica="gpu")
-        r.call("alloc", total_bytes=SIZE, gpu="legacy")
-        r.call("register")
+        r = with_memory(c, "gpu", "a", gpu="legacy")
         r.call("follow_versions")
         publish(w, 1)
         has(r, 1)
@@ -263,10 +266,7 @@ def pages_are_taken_out():
         for label in "ab":
             c.agent(label)
         w = trainer(c, "a")
-        r = c.worker("r", "b")
-        r.call("open", model="m", replica="r")
-        r.call("alloc", total_bytes=SIZE, kind="sealed")
-        r.call("register")
+        r = with_memory(c, "r", "b", kind="sealed")
         r.call("follow_versions")
         publish(w, 1)
         has(r, 1)

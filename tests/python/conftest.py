@@ -127,6 +127,23 @@ def memory(seed, size=SIZE):
     return view
 
 
+@pytest.fixture
+def trainer(agent, model):
+    """It has published version 1; goes_on brings the next."""
+    with th.open(model, replica="trainer") as handle:
+        handle.tensors = {"w": memory(1)}
+        handle.register(handle.tensors)
+        handle.publish(1)
+        yield handle
+        handle.close(abandon=True)
+
+
+def goes_on(trainer, version):
+    trainer.unpublish()
+    trainer.tensors["w"][:] = bytes([version]) * SIZE
+    trainer.publish(version)
+
+
 # ---- what tests/support/count.py reads --------------------------------------------------------
 
 

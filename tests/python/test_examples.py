@@ -58,20 +58,29 @@ def test_the_papers_two_loops(agent, model):
         assert text.splitlines() == ["published 1", "published 2", "published 3"], text
 
 
+def publishes(trainer, published):
+    """Versions 1 to 3; published(version) returns when the trainer may go on."""
+    weights = th.empty((1 << 20,), "F32")
+    trainer.register({"layer.0.weight": weights})
+    for version in (1, 2, 3):
+        if version > 1:
+            trainer.unpublish()
+        weights[:] = array.array("f", [version]) * len(weights)
+        trainer.publish(version)
+        published(version)
+
+
+def until_two_have(trainer, version):
+    if version < 3:  # with the last one the program ends, maybe before anybody looks
+        trainer.wait(lambda versions: len(versions.get(version, ())) > 1, timeout=60)
+
+
 def test_a_rollout_that_is_prefetched_for(agent, daemons, model):
     """The trainer goes on when the rollout's host, which is another, has what was published."""
     far = daemons.agent("prefetching").runtime
     rollout = start("prefetched.py", "--model", model, "--last", 3, THC_AGENT=far)
     with th.open(model, replica="trainer") as trainer:
-        weights = th.empty((1 << 20,), "F32")
-        trainer.register({"layer.0.weight": weights})
-        for version in (1, 2, 3):
-            if version > 1:
-                trainer.unpublish()
-            weights[:] = array.array("f", [version]) * len(weights)
-            trainer.publish(version)
-            if version < 3:  # with the last one the program ends, maybe before anybody looks
-                trainer.wait(lambda versions, v=version: len(versions.get(v, ())) > 1, timeout=60)
+        publishes(trainer, lambda version: until_two_have(trainer, version))
         (text,) = outputs(rollout)
         trainer.close(abandon=True)
     lines = [line.split(" in ")[0].split(maxsplit=2) for line in text.splitlines()]
@@ -86,16 +95,12 @@ def test_an_engine_that_follows(agent, daemons, model):
     far = daemons.agent("following").runtime
     engine = start("follower.py", "--model", model, "--last", 3, THC_AGENT=far)
     with th.open(model, replica="trainer") as trainer:
-        weights = th.empty((1 << 20,), "F32")
-        trainer.register({"layer.0.weight": weights})
-        for version in (1, 2, 3):
-            if version > 1:
-                trainer.unpublish()
-            weights[:] = array.array("f", [version]) * len(weights)
-            trainer.publish(version)
+
+        def published(version):
             trainer.go(version)
-            if version < 3:  # with the last one the program ends, maybe before anybody looks
-                trainer.wait(lambda versions, v=version: len(versions.get(v, ())) > 1, timeout=60)
+            until_two_have(trainer, version)
+
+        publishes(trainer, published)
         (text,) = outputs(engine)
         trainer.close(abandon=True)
     *lines, mixed = text.splitlines()
@@ -111,17 +116,10 @@ def test_evaluators_that_borrow(agent, daemons, model):
     evaluators = [
         start("evaluator.py", "--model", model, "--last", 3, THC_AGENT=far) for _ in range(2)
     ]
-    said = ["", ""]
+    said = []
     with th.open(model, replica="trainer") as trainer:
-        weights = th.empty((1 << 20,), "F32")
-        trainer.register({"layer.0.weight": weights})
-        for version in (1, 2, 3):
-            if version > 1:
-                trainer.unpublish()
-            weights[:] = array.array("f", [version]) * len(weights)
-            trainer.publish(version)
-            said = [text + one.stdout.readline() for text, one in zip(said, evaluators)]
-        texts = [text + rest for text, rest in zip(said, outputs(*evaluators))]
+        publishes(trainer, lambda _: said.append([one.stdout.readline() for one in evaluators]))
+        texts = ["".join(lines) for lines in zip(*said, outputs(*evaluators))]
         trainer.close(abandon=True)
     want = "".join(f"version {version} scores {version}.0\n" for version in (1, 2, 3))
     assert texts == [want, want], texts

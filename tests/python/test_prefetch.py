@@ -8,7 +8,7 @@ import time
 
 import pytest
 import tensorhub as th
-from conftest import SIZE, memory
+from conftest import SIZE, goes_on, memory
 
 
 @pytest.fixture(scope="module")
@@ -20,22 +20,6 @@ def far(daemons):
 def full(daemons):
     """An agent that takes no copies."""
     return daemons.agent("full", args=("--offload-limit", "0")).runtime
-
-
-@pytest.fixture
-def trainer(agent, model):
-    with th.open(model, replica="trainer") as handle:
-        handle.tensors = {"w": memory(1)}
-        handle.register(handle.tensors)
-        handle.publish(1)
-        yield handle
-        handle.close(abandon=True)
-
-
-def goes_on(trainer, version):
-    trainer.unpublish()
-    trainer.tensors["w"][:] = bytes([version]) * SIZE
-    trainer.publish(version)
 
 
 def told(handle):

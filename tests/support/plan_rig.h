@@ -32,6 +32,11 @@ void plan_rig_free(struct plan_rig *rig);
 struct plan_dim {
 	uint64_t whole, lo, size;
 };
+#define DIMS(...)                                                                                  \
+	(const struct plan_dim[])                                                                  \
+	{                                                                                          \
+		__VA_ARGS__                                                                        \
+	}
 void plan_rig_publish(struct plan_rig *rig, uint32_t shard, const char *name, uint32_t dtype,
 	uint32_t ndim, const struct plan_dim *dims);
 /* Returns the row, for strides and conversions; good until the next call. */

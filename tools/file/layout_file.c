@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "ipc/base/checked.h"
+#include "transport/cast/cast.h"
 
 /* Where a sentence says that it is wrong. */
 struct where {
@@ -57,10 +58,10 @@ take_numbers(const struct where *where, const json_t *row, const char *key, size
 static uint32_t
 scheme_of(const char *name)
 {
-	static const char *const names[] = {
-		NULL, "round", "fp8-block", "fp8-block-pow2", "fp8-channel"};
-	for (uint32_t i = 1; i < TH_ARRAY_LEN(names); i++)
-		if (name && strcmp(names[i], name) == 0)
+	_Static_assert(PLAN_ROUND == (int)CAST_ROUND && PLAN_FP8_CHANNEL == (int)CAST_FP8_CHANNEL,
+		"the planner and the conversions number schemes alike");
+	for (uint32_t i = PLAN_ROUND; i <= PLAN_FP8_CHANNEL; i++)
+		if (name && strcmp(cast_scheme_name(i), name) == 0)
 			return i;
 	return PLAN_AS_PUBLISHED;
 }

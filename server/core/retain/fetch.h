@@ -21,7 +21,7 @@
 
 /* With the model's other deadlines: begins what is new, ends what is overtaken, says READY. */
 void fetch_settle(struct refsrv *server, struct model *model);
-/* Before anything else of this is asked while a model is settled: its groups are as they are. */
+/* First of all when a model is settled: whether some group takes copies from anywhere near. */
 void fetch_survey(struct model *model);
 /* Some group still wants this copy, complete or not. */
 bool fetch_wanted(struct refsrv *server, const struct offload *offload);

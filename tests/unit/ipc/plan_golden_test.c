@@ -14,11 +14,6 @@
 #include "ipc/plan/plan_internal.h"
 #include "tests/support/plan_rig.h"
 
-#define DIMS(...)                                                                                  \
-	(const struct plan_dim[])                                                                  \
-	{                                                                                          \
-		__VA_ARGS__                                                                        \
-	}
 #define HIDDEN 64
 
 static struct plan *

@@ -11,12 +11,6 @@
 #include "ipc/plan/plan_internal.h"
 #include "tests/support/plan_rig.h"
 
-#define DIMS(...)                                                                                  \
-	(const struct plan_dim[])                                                                  \
-	{                                                                                          \
-		__VA_ARGS__                                                                        \
-	}
-
 static struct plan *
 plan_as(struct plan_rig *rig, uint32_t shard, uint32_t num_shards)
 {
