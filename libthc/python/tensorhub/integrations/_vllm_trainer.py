@@ -49,6 +49,7 @@ class TrainerEngine(_vllm.Member, _Trainer):  # type: ignore[misc,unused-ignore]
 
     init_info_cls = TrainerInfo
     _version = 0
+    _wait = 0.0  # seconds, for the hosts of engines
 
     @classmethod
     def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> Any:
